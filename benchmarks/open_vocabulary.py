@@ -48,7 +48,7 @@ class _Embedding:
         self,
         num_rows: int,
         gradient: tf.Tensor,
-        vocabulary: tlm.OpenVocabulary | None,
+        vocabulary: tlm.vocabulary.OpenVocabulary | None,
     ):
         table = tf.tpu.experimental.embedding.TableConfig(
             num_rows,
@@ -134,7 +134,7 @@ def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
     """Returns milliseconds, with keys such as `open.train`."""
     rng = np.random.default_rng(7)
     gradient = tf.constant(rng.standard_normal((NUM_SAMPLES, DIM)), tf.float32)
-    vocabulary = tlm.OpenVocabulary(CAPACITY)
+    vocabulary = tlm.vocabulary.OpenVocabulary(CAPACITY)
     num_rows = vocabulary.num_rows
     open_table = _Embedding(CAPACITY, gradient, vocabulary)
     closed = _Embedding(num_rows, gradient, None)

@@ -50,7 +50,7 @@ def prepare(folder: pathlib.Path, num_rows: int) -> None:
             for name in ("open", "closed")
         },
         tpu.SGD(0.1),
-        vocabularies={"open": tlm.OpenVocabulary(num_rows)},
+        vocabularies={"open": tlm.vocabulary.OpenVocabulary(num_rows)},
     )
 
     def train(keys: np.ndarray, ids: np.ndarray) -> None:
@@ -66,7 +66,7 @@ def prepare(folder: pathlib.Path, num_rows: int) -> None:
     for start in range(0, num_rows, STEP_KEYS):
         train(np.arange(start, start + STEP_KEYS), np.arange(8))
     base = tf.train.Checkpoint(embedding=embedding).save(str(folder / "base"))
-    writer = tlm.DeltaWriter(embedding, folder / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(embedding, folder / "deltas", base=base)
     signature = [
         {name: tf.TensorSpec([None], tf.int64) for name in ("open", "closed")}
     ]

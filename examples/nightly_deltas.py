@@ -121,7 +121,7 @@ def run(report: Report, folder: pathlib.Path, **options: int) -> None:
     train(model, first, options["epochs"])
 
     base = tf.train.Checkpoint(model=model).save(str(folder / "base"))
-    writer = tlm.DeltaWriter(model, str(folder / "deltas"), base=base)
+    writer = tlm.deltas.DeltaWriter(model, str(folder / "deltas"), base=base)
     export(model, str(folder / "model"))
     writer.mark_export(str(folder / "model"))
 

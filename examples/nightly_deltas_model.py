@@ -34,7 +34,9 @@ class TwoTower(keras.Model):
             layer = tlm.layers.ShardedEmbedding(
                 # The negatives are lookups too, so the counts of keys say more
                 # about their importance than their last steps.
-                tlm.OpenVocabulary(capacity, evict="lfu", half_life_steps=500),
+                tlm.vocabulary.OpenVocabulary(
+                    capacity, evict="lfu", half_life_steps=500
+                ),
                 DIM,
                 optimizer=tf.tpu.experimental.embedding.Adagrad(0.2),
                 name=name,

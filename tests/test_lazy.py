@@ -54,6 +54,7 @@ def test_an_unknown_name_raises_and_lists_the_public_names():
         ("layot", "tf_layoutmap.layout"),
         # These names exist in other packages.
         ("ShardedEmbedding", "tf_layoutmap.layers.ShardedEmbedding"),
+        ("OpenVocabulary", "tf_layoutmap.vocabulary.OpenVocabulary"),
         ("RowwiseAdagrad", "tf_layoutmap.optimizers.RowwiseAdagrad"),
     ],
 )
@@ -241,7 +242,19 @@ def test_another_tensorflow_version_raises_one_sentence():
 
 
 @pytest.mark.parametrize(
-    "name", ["", "layout", "distribution", "dtensor", "emulation", "layers"]
+    "name",
+    [
+        "",
+        "deltas",
+        "distribution",
+        "dtensor",
+        "emulation",
+        "layers",
+        "layout",
+        "planning",
+        "ps",
+        "vocabulary",
+    ],
 )
 def test_a_public_name_hides_no_module(name):
     """With a hidden module, `tlm.layout.x` would depend on the import order."""

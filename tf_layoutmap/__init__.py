@@ -59,22 +59,12 @@ _HOMES = {
     "export": "tf_layoutmap.serving.export:export",
     "inspect_ids": "tf_layoutmap.embedding.inspection.inspect_ids:inspect_ids",
     "plan": "tf_layoutmap.planning.planner:plan",
-    "Plan": "tf_layoutmap.planning.plan:Plan",
-    "MachineCosts": "tf_layoutmap.planning.costs:MachineCosts",
+    "planning": "tf_layoutmap.planning",
     "emulation": "tf_layoutmap.emulation",
+    "deltas": "tf_layoutmap.deltas",
     "dtensor": "tf_layoutmap.dtensor",
     "layers": "tf_layoutmap.layers",
-    "OpenVocabulary": "tf_layoutmap.vocabulary.open_vocabulary:OpenVocabulary",
-    "KeyExpiry": "tf_layoutmap.vocabulary.key_expiry:KeyExpiry",
-    "DeltaWriter": "tf_layoutmap.deltas.writer:DeltaWriter",
-    "apply_deltas": "tf_layoutmap.deltas.apply:apply_deltas",
-    "merge_deltas": "tf_layoutmap.deltas.merge:merge_deltas",
-    "prune_deltas": "tf_layoutmap.deltas.merge:prune_deltas",
-    "ServedModel": "tf_layoutmap.deltas.served.served_model:ServedModel",
-    "update_export": "tf_layoutmap.deltas.served.on_disk:update_export",
-    "convert_vocabularies": "tf_layoutmap.vocabulary.conversion:convert_vocabularies",
-    "import_rows": "tf_layoutmap.vocabulary.import_rows:import_rows",
-    "KeyBlock": "tf_layoutmap.vocabulary.key_rows:KeyBlock",
+    "vocabulary": "tf_layoutmap.vocabulary",
     "optimizers": "tf_layoutmap.embedding.optimizers",
     "ops": "tf_layoutmap.ops",
     "partitioners": "tf_layoutmap.partition",
@@ -89,6 +79,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
+    import tf_layoutmap.deltas as deltas
     import tf_layoutmap.distribution as distribution
     import tf_layoutmap.dtensor as dtensor
     import tf_layoutmap.embedding.optimizers as optimizers
@@ -97,13 +88,10 @@ if TYPE_CHECKING:
     import tf_layoutmap.layout as layout
     import tf_layoutmap.ops as ops
     import tf_layoutmap.partition as partitioners
+    import tf_layoutmap.planning as planning
     import tf_layoutmap.ps as ps
+    import tf_layoutmap.vocabulary as vocabulary
     from tf_layoutmap._core.patches import patches
-    from tf_layoutmap.deltas.apply import apply_deltas
-    from tf_layoutmap.deltas.merge import merge_deltas, prune_deltas
-    from tf_layoutmap.deltas.served.on_disk import update_export
-    from tf_layoutmap.deltas.served.served_model import ServedModel
-    from tf_layoutmap.deltas.writer import DeltaWriter
     from tf_layoutmap.embedding.inspection.inspect_ids import inspect_ids
     from tf_layoutmap.embedding.packing import pack
     from tf_layoutmap.embedding.serving import serving_embedding_lookup
@@ -111,8 +99,6 @@ if TYPE_CHECKING:
     from tf_layoutmap.layout.layout_map import LayoutMap
     from tf_layoutmap.layout.visualize import visualize_layout
     from tf_layoutmap.mesh_scope import layout_map_scope
-    from tf_layoutmap.planning.costs import MachineCosts
-    from tf_layoutmap.planning.plan import Plan
     from tf_layoutmap.planning.planner import plan
     from tf_layoutmap.process_report import describe_process
     from tf_layoutmap.serving.export import export
@@ -121,11 +107,6 @@ if TYPE_CHECKING:
         ShardedVariableMixin,
         ShardedVariableSpec,
     )
-    from tf_layoutmap.vocabulary.conversion import convert_vocabularies
-    from tf_layoutmap.vocabulary.import_rows import import_rows
-    from tf_layoutmap.vocabulary.key_expiry import KeyExpiry
-    from tf_layoutmap.vocabulary.key_rows import KeyBlock
-    from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 else:
     __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
 
@@ -140,22 +121,12 @@ __all__ = [
     "export",
     "inspect_ids",
     "plan",
-    "Plan",
-    "MachineCosts",
+    "planning",
     "emulation",
+    "deltas",
     "dtensor",
     "layers",
-    "OpenVocabulary",
-    "KeyExpiry",
-    "DeltaWriter",
-    "apply_deltas",
-    "merge_deltas",
-    "prune_deltas",
-    "ServedModel",
-    "update_export",
-    "convert_vocabularies",
-    "import_rows",
-    "KeyBlock",
+    "vocabulary",
     "optimizers",
     "ops",
     "partitioners",

@@ -332,7 +332,7 @@ MUTATIONS = [
     Mutation(
         "wrong order: on other file systems, the file that readers require is "
         "removed after other files",
-        "deltas/merge.py",
+        "deltas/merging.py",
         "storage.remove_tree(path, chain.META_FILE)",
         "storage.remove_tree(path)",
         ("tests/files/test_faulty_store.py",),
@@ -385,7 +385,7 @@ MUTATIONS = [
         "vocabulary/key_rows.py",
         "+ (step - block.step)",
         "- (step - block.step)",
-        ("tests/vocabulary/test_import_rows.py", "-k", "ages"),
+        ("tests/vocabulary/test_imported_rows.py", "-k", "ages"),
     ),
     Mutation(
         "swapped nibbles: codes of int4",
@@ -433,14 +433,14 @@ MUTATIONS = [
     ),
     Mutation(
         "off by one: one delta less is kept",
-        "deltas/merge.py",
+        "deltas/merging.py",
         "one.meta.sequence <= last - keep]",
         "one.meta.sequence <= last - keep + 1]",
-        ("tests/deltas/test_merge.py",),
+        ("tests/deltas/test_merging.py",),
     ),
     Mutation(
         "lost change: a weight that the last delta does not change",
-        "deltas/merge.py",
+        "deltas/merging.py",
         'described["is_changed"] or before["is_changed"],',
         'described["is_changed"],',
         ("tests/deltas/served/test_weights.py",),

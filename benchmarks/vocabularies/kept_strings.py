@@ -57,7 +57,9 @@ class _Table:
             tpu.FeatureConfig(config),
             tpu.Adagrad(0.05),
             vocabularies={
-                "table": tlm.OpenVocabulary(CAPACITY, keep_strings=keep_strings)
+                "table": tlm.vocabulary.OpenVocabulary(
+                    CAPACITY, keep_strings=keep_strings
+                )
             },
         )
         self._embedding.build()

@@ -50,7 +50,9 @@ def _embedding(capacity: int, **settings) -> tlm.TPUEmbedding:
     return tlm.TPUEmbedding(
         tpu.FeatureConfig(table),
         tpu.Adagrad(0.05),
-        vocabularies={"table": tlm.OpenVocabulary(capacity, **settings)},
+        vocabularies={
+            "table": tlm.vocabulary.OpenVocabulary(capacity, **settings)
+        },
     )
 
 

@@ -55,7 +55,7 @@ def _layers() -> dict[str, tuple]:
         "tlm": tlm.layers.tf_keras.ShardedEmbedding(
             # The capacity is 4/3 of the number of keys, so that the load of the
             # vocabulary is 3/4.
-            tlm.OpenVocabulary(int(NUM_KEYS / 0.75)),
+            tlm.vocabulary.OpenVocabulary(int(NUM_KEYS / 0.75)),
             DIM,
             optimizer=tf.tpu.experimental.embedding.Adagrad(LEARNING_RATE),
         ),

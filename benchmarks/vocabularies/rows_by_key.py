@@ -8,8 +8,8 @@ Each operation processes all keys, in blocks. Operations:
 * `blocks`: the iteration over all keys with `Vocabulary.blocks`.
 * `export`: `Vocabulary.export` in each format. All formats contain the rows,
   accumulators, counts and last steps.
-* `import`: `tlm.import_rows` of these files into an empty table of another
-  capacity.
+* `import`: `tlm.vocabulary.import_rows` of these files into an empty table of
+  another capacity.
 
 `memory` is the increase of the peak memory of the process during an operation.
 """
@@ -50,7 +50,7 @@ def _table(num_keys: int, load: float = _LOAD):
     embedding = tlm.TPUEmbedding(
         {"id": tpu.FeatureConfig(config)},
         tpu.Adagrad(0.1),
-        vocabularies={"table": tlm.OpenVocabulary(capacity)},
+        vocabularies={"table": tlm.vocabulary.OpenVocabulary(capacity)},
     )
     embedding.build()
     vocabulary = embedding.vocabularies["table"]
@@ -140,7 +140,9 @@ def measure(num_keys: int, folder: str) -> dict[str, tuple[float, int]]:
         target = _table(num_keys, 0.6)
         run(
             f"import ({format})",
-            lambda path=path, target=target: tlm.import_rows(path, target),
+            lambda path=path, target=target: tlm.vocabulary.import_rows(
+                path, target
+            ),
         )
         del target
     return found

@@ -61,7 +61,7 @@ def run_vocabulary() -> list[Step]:
         {"word": tpu.FeatureConfig(table)},
         tpu.Adagrad(0.1),
         vocabularies={
-            "words": tlm.OpenVocabulary(
+            "words": tlm.vocabulary.OpenVocabulary(
                 CAPACITY,
                 admission="count",
                 min_count=MIN_COUNT,

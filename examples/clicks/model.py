@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from clicks.criteo import CATEGORIES, NUM_NUMBERS
 from clicks.settings import Settings
+from tf_layoutmap.layers import DotInteraction, TPUEmbedding
 
 # Importing the layers registers them with Keras, so that Keras can load a saved
 # model.
-from tf_layoutmap import OpenVocabulary
-from tf_layoutmap.layers import DotInteraction, TPUEmbedding
+from tf_layoutmap.vocabulary import OpenVocabulary
 
 TABLES = "tables"
 

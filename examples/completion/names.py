@@ -71,13 +71,14 @@ class OpenNames:
     """An open vocabulary, whose keys are names; training adds keys."""
 
     def __init__(self, item_names: list[str], capacity: int, **settings):
-        """Creates a `tlm.OpenVocabulary` with `settings` for each table."""
+        """Creates the vocabulary of each table with the same `settings`."""
         self.ids = tf.constant(
             [name.encode("utf-8", "surrogateescape") for name in item_names]
         )
         self.num_rows = capacity
         self.vocabularies = {
-            name: tlm.OpenVocabulary(capacity, **settings) for name in TABLES
+            name: tlm.vocabulary.OpenVocabulary(capacity, **settings)
+            for name in TABLES
         }
 
     def rows(

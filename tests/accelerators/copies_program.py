@@ -121,7 +121,9 @@ def loop(path, num_rows, *, is_open):
     embedding = tlm.TPUEmbedding(
         table_configs(num_rows),
         config.Adagrad(0.1),
-        vocabularies={name: tlm.OpenVocabulary(num_rows) for name in FEATURES}
+        vocabularies={
+            name: tlm.vocabulary.OpenVocabulary(num_rows) for name in FEATURES
+        }
         if is_open
         else None,
     )
@@ -168,7 +170,9 @@ PROGRAMS = {
         functools.partial(
             sum_of_rows,
             lambda num_rows, width: tlm.layers.ShardedEmbedding(
-                tlm.OpenVocabulary(num_rows), width, optimizer="adagrad"
+                tlm.vocabulary.OpenVocabulary(num_rows),
+                width,
+                optimizer="adagrad",
             ),
         ),
     ),

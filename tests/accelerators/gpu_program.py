@@ -34,7 +34,7 @@ def tpu_embedding(layers, **options):
 
 def open_vocabulary(layers):
     return tpu_embedding(
-        layers, vocabularies={"words": tlm.OpenVocabulary(NUM_ROWS)}
+        layers, vocabularies={"words": tlm.vocabulary.OpenVocabulary(NUM_ROWS)}
     )
 
 
@@ -53,7 +53,7 @@ TABLES = {
         NUM_ROWS, WIDTH, num_shards=3
     ),
     "open vocabulary": lambda layers: layers.ShardedEmbedding(
-        tlm.OpenVocabulary(NUM_ROWS), WIDTH, optimizer="adagrad"
+        tlm.vocabulary.OpenVocabulary(NUM_ROWS), WIDTH, optimizer="adagrad"
     ),
     "TPUEmbedding": tpu_embedding,
     "TPUEmbedding, open vocabulary": open_vocabulary,

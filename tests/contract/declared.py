@@ -168,7 +168,7 @@ SECTIONS["loop"] = Section(
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
-                "`tlm.KeyExpiry`",
+                "`tlm.vocabulary.KeyExpiry`",
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
@@ -248,7 +248,7 @@ SECTIONS["sharded"] = Section(
                 "`on_evict`",
             ),
             row(
-                "`tlm.KeyExpiry`",
+                "`tlm.vocabulary.KeyExpiry`",
             ),
             row("`tlm.export`", **OF_ONE_REPLICA),
             row(

@@ -107,7 +107,7 @@ class Program:
         for owner, capacity in self._capacities.items():
             self._one.vocabularies[owner].resize(capacity)
         self._steps: dict[Any, Any] = {}
-        self._writer: tlm.DeltaWriter | None = None
+        self._writer: tlm.deltas.DeltaWriter | None = None
 
     def run(self) -> dict[str, Array]:
         """Makes all calls, and returns the results in the first process."""
@@ -407,7 +407,9 @@ class Program:
         self._runtime.wait_for_all()
         self._create()
         for name in names:
-            tlm.import_rows(f"{path}_{name}", self._one.vocabularies[name])
+            tlm.vocabulary.import_rows(
+                f"{path}_{name}", self._one.vocabularies[name]
+            )
         return found
 
     def _checkpoint(self, seed: int, name: str) -> Any:
@@ -428,11 +430,11 @@ class Program:
         path, new = self._save(), self._path("new")
         settings = setups.POLICIES[self._setup.policy]
         if self._runtime.is_first:
-            tlm.convert_vocabularies(
+            tlm.vocabulary.convert(
                 path,
                 new,
                 {
-                    name: tlm.OpenVocabulary(capacity, **settings)
+                    name: tlm.vocabulary.OpenVocabulary(capacity, **settings)
                     if OWNERS[name] == name
                     else OWNERS[name]
                     for name in self._open_tables
@@ -451,7 +453,7 @@ class Program:
             self._base, self._deltas = self._save(), self._path("deltas")
         if is_new or seed % 5 == 0:
             # A writer that continues a chain compares all rows with it.
-            self._writer = tlm.DeltaWriter(
+            self._writer = tlm.deltas.DeltaWriter(
                 self._one, self._deltas, base=self._base
             )
         delta = self._writer.write(compare=seed % 7 == 0)
@@ -471,7 +473,7 @@ class Program:
         end, full = self._save(), self._path("full")
         if not self._runtime.is_first:
             return
-        tlm.apply_deltas(self._base, self._deltas, full)
+        tlm.deltas.apply(self._base, self._deltas, full)
         found, expected = tensors_in(full), tensors_in(end)
         assert found.keys() == expected.keys()
         for name, value in expected.items():

@@ -119,7 +119,7 @@ class Setup:
         }
 
         def vocabulary():
-            return tlm.OpenVocabulary(
+            return tlm.vocabulary.OpenVocabulary(
                 capacity, on_evict=on_evict, **POLICIES[self.policy]
             )
 

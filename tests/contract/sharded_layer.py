@@ -61,7 +61,9 @@ def model_of(
     with (runtime or Runtime()).scope(by_columns=optimizer is None):
         ids = keras.Input([LENGTH], dtype="int64")
         layer = tlm.layers.ShardedEmbedding(
-            NUM_ROWS if keys is None else tlm.OpenVocabulary(CAPACITY, **keys),
+            NUM_ROWS
+            if keys is None
+            else tlm.vocabulary.OpenVocabulary(CAPACITY, **keys),
             DIM,
             optimizer=optimizer,
             embeddings_initializer=initializer,
@@ -181,12 +183,12 @@ def on_evict(runtime: Runtime) -> dict[str, Array]:
     }
 
 
-@program("`tlm.KeyExpiry`")
+@program("`tlm.vocabulary.KeyExpiry`")
 def key_expiry(runtime: Runtime) -> dict[str, Array]:
     model = model_of(runtime, {})
     runtime.fit(model, *data(1, keys=20))
     vocabulary = model.get_layer("words").vocabulary
-    expiry = tlm.KeyExpiry(vocabulary, unused_for=steps.HOUR)
+    expiry = tlm.vocabulary.KeyExpiry(vocabulary, unused_for=steps.HOUR)
     expiry.evict(now=0)
     runtime.fit(model, *data(1, seed=1, keys=20))
     gone = expiry.evict(now=3600)

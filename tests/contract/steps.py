@@ -74,7 +74,7 @@ def embedding_of(
     )
     if keys is not None:
         options["vocabularies"] = {
-            "items": tlm.OpenVocabulary(CAPACITY, **keys)
+            "items": tlm.vocabulary.OpenVocabulary(CAPACITY, **keys)
         }
     with runtime.scope():
         return tlm.TPUEmbedding(
@@ -152,7 +152,10 @@ def shared_vocabulary(runtime: Runtime) -> dict[str, Array]:
                 "user": tpu.FeatureConfig(wide, name="user"),
             },
             tpu.Adagrad(0.5),
-            vocabularies={"deep": tlm.OpenVocabulary(CAPACITY), "wide": "deep"},
+            vocabularies={
+                "deep": tlm.vocabulary.OpenVocabulary(CAPACITY),
+                "wide": "deep",
+            },
             **runtime.options,
         )
     runtime.train(one, batches_of(4, keys=30))
@@ -199,10 +202,12 @@ def on_evict(runtime: Runtime) -> dict[str, Array]:
     }
 
 
-@program("`tlm.KeyExpiry`")
+@program("`tlm.vocabulary.KeyExpiry`")
 def key_expiry(runtime: Runtime) -> dict[str, Array]:
     one = embedding_of(runtime, {})
-    expiry = tlm.KeyExpiry(one.vocabularies["items"], unused_for=HOUR)
+    expiry = tlm.vocabulary.KeyExpiry(
+        one.vocabularies["items"], unused_for=HOUR
+    )
     gone: list[Array] = []
     for hour in range(4):
         runtime.train(one, batches_of(1, seed=hour, keys=30))
@@ -233,13 +238,13 @@ def rows_with_deltas(
     runtime.train(one, batches_of(2, keys=keys))
     base = shared_path(runtime, runtime.write(one, "base"))
     folder = shared_path(runtime, "deltas")
-    writer = tlm.DeltaWriter(one, folder, base=base)
+    writer = tlm.deltas.DeltaWriter(one, folder, base=base)
     for seed in (1, 2):
         runtime.train(one, batches_of(1, seed=seed, keys=keys))
         writer.write()
     if not runtime.is_first:
         return {}
-    return tensors_in(str(tlm.apply_deltas(base, folder, runtime.path("full"))))
+    return tensors_in(str(tlm.deltas.apply(base, folder, runtime.path("full"))))
 
 
 def served_rows(path: str, ids: dict[str, Array]) -> dict[str, Array]:

@@ -40,7 +40,7 @@ def model_of(
     with (runtime or Runtime()).scope():
         ids = tf_keras.Input([LENGTH], dtype="int64")
         layer = tlm.layers.tf_keras.ShardedEmbedding(
-            tlm.OpenVocabulary(CAPACITY) if is_open else NUM_ROWS,
+            tlm.vocabulary.OpenVocabulary(CAPACITY) if is_open else NUM_ROWS,
             DIM,
             optimizer=tpu.Adagrad(0.5, initial_accumulator_value=0.25),
             embeddings_initializer=(

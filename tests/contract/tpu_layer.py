@@ -101,7 +101,9 @@ def model_of(
         name="users",
     )
     if is_open:
-        options["vocabularies"] = {"items": tlm.OpenVocabulary(steps.CAPACITY)}
+        options["vocabularies"] = {
+            "items": tlm.vocabulary.OpenVocabulary(steps.CAPACITY)
+        }
     with runtime.scope():
         inputs = {
             name: version.Input([1], dtype="int64", name=name) for name in DIMS

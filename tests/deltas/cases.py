@@ -32,7 +32,9 @@ def embedding(*, num_shards=1, optimizer=None, capacity=100, **arguments):
     found = tlm.TPUEmbedding(
         {"word": tpu.FeatureConfig(words), "kind": tpu.FeatureConfig(kinds)},
         optimizer or tpu.Adam(0.25),
-        vocabularies={"words": tlm.OpenVocabulary(capacity, **SETTINGS)},
+        vocabularies={
+            "words": tlm.vocabulary.OpenVocabulary(capacity, **SETTINGS)
+        },
         partitioner=FixedShardsPartitioner(num_shards),
         **arguments,
     )

@@ -47,7 +47,7 @@ def main(base, directory, target):
         if not child:
             try:
                 kill_before(int(line))
-                tlm.apply_deltas(base, directory, target)
+                tlm.deltas.apply(base, directory, target)
                 os._exit(0)
             finally:
                 os._exit(1)

@@ -20,9 +20,9 @@ from tests.deltas import cases
 def write_deltas(base, directory):
     """Continues after the last delta, and writes a delta after each step."""
     one = cases.embedding()
-    full = tlm.apply_deltas(base, directory, f"{directory}-{os.getpid()}/full")
+    full = tlm.deltas.apply(base, directory, f"{directory}-{os.getpid()}/full")
     tf.train.Checkpoint(embedding=one).restore(full)
-    writer = tlm.DeltaWriter(one, directory, base=base)
+    writer = tlm.deltas.DeltaWriter(one, directory, base=base)
     assert one.vocabularies["words"].stats()["step"] == len(writer.deltas)
     print("ready", flush=True)
     for step in range(len(writer.deltas), 100_000):

@@ -15,7 +15,7 @@ import pytest
 import tf_layoutmap as tlm
 from tests.deltas import cases
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = 60
 
 
@@ -97,7 +97,7 @@ def test_a_writer_killed_many_times_leaves_complete_deltas(tmp_path, kills):
                 # afterwards.
                 time.sleep(wait.uniform(0, write if kill % 5 else begin))
                 program.kill()
-                full = tlm.apply_deltas(base, directory, tmp_path / "full")
+                full = tlm.deltas.apply(base, directory, tmp_path / "full")
                 found = len(list(directory.glob("0*")))
                 for step in range(lengths[-1] if lengths else 0, found):
                     cases.train(one, step)

@@ -21,7 +21,9 @@ def two_layers(library="keras3"):
     """Returns a model and its two layers with equal vocabularies."""
     which, layer = CLASSES[library]
     layers = [
-        layer(tlm.OpenVocabulary(64), 2, optimizer="adagrad", name=name)
+        layer(
+            tlm.vocabulary.OpenVocabulary(64), 2, optimizer="adagrad", name=name
+        )
         for name in ("words", "authors")
     ]
     ids = which.Input([2], dtype="int64")
@@ -50,7 +52,7 @@ def fit(model, first):
 def check(checkpoint, layers, base, directory, tmp_path):
     """Checks that base and deltas equal a checkpoint of both layers."""
     wanted = cases.tensors(checkpoint.save(str(tmp_path / "wanted")))
-    full = tlm.apply_deltas(base, directory, tmp_path / "full")
+    full = tlm.deltas.apply(base, directory, tmp_path / "full")
     found = cases.tensors(full)
     assert found.keys() == wanted.keys()
     own = [name for name in wanted if "/_variables/embeddings/" in name]
@@ -67,7 +69,7 @@ def test_both_layers_are_in_each_delta(library, tmp_path):
     fit(model, 0)
     checkpoint = tf.train.Checkpoint(model=model)
     base = checkpoint.save(str(tmp_path / "base"))
-    writer = tlm.DeltaWriter(
+    writer = tlm.deltas.DeltaWriter(
         layers, tmp_path / "deltas", base=base, root=checkpoint
     )
     for first in (24, 48, 72):
@@ -83,8 +85,8 @@ def test_both_layers_are_in_each_delta(library, tmp_path):
     # The restarted process passes its layers in reverse order.
     again, others = two_layers(library)
     copy = tf.train.Checkpoint(model=again)
-    copy.restore(tlm.apply_deltas(base, tmp_path / "deltas"))
-    writer = tlm.DeltaWriter(
+    copy.restore(tlm.deltas.apply(base, tmp_path / "deltas"))
+    writer = tlm.deltas.DeltaWriter(
         others[::-1], tmp_path / "deltas", base=base, root=copy
     )
     fit(again, 96)
@@ -100,16 +102,16 @@ def test_deltas_of_one_of_two_layers_require_root(tmp_path):
     checkpoint = tf.train.Checkpoint(model=model)
     base = checkpoint.save(str(tmp_path / "base"))
     with pytest.raises(ValueError, match="several times; .* argument `root`"):
-        tlm.DeltaWriter(layers[0], tmp_path / "one", base=base)
+        tlm.deltas.DeltaWriter(layers[0], tmp_path / "one", base=base)
     with pytest.raises(ValueError, match="do not belong to `root`"):
-        tlm.DeltaWriter(
+        tlm.deltas.DeltaWriter(
             layers[0],
             tmp_path / "one",
             base=base,
             root=tf.train.Checkpoint(model=two_layers()[0]),
         )
     with pytest.warns(UserWarning, match="do not contain 2 weights.*/bias"):
-        writer = tlm.DeltaWriter(
+        writer = tlm.deltas.DeltaWriter(
             layers[1],
             tmp_path / "one",
             base=base,
@@ -121,7 +123,7 @@ def test_deltas_of_one_of_two_layers_require_root(tmp_path):
     before = cases.tensors(base)
     wanted = cases.tensors(checkpoint.save(str(tmp_path / "wanted")))
     found = cases.tensors(
-        tlm.apply_deltas(base, tmp_path / "one", tmp_path / "full")
+        tlm.deltas.apply(base, tmp_path / "one", tmp_path / "full")
     )
     assert found != before
     prefix = writer.deltas[0].meta.prefix
@@ -134,7 +136,7 @@ def test_tables_of_a_model_have_the_names_of_their_layers(tmp_path):
     model, layers = two_layers()
     checkpoint = tf.train.Checkpoint(model=model)
     base = checkpoint.save(str(tmp_path / "base"))
-    writer = tlm.DeltaWriter(
+    writer = tlm.deltas.DeltaWriter(
         model, tmp_path / "deltas", base=base, root=checkpoint
     )
     fit(model, 0)
@@ -153,12 +155,12 @@ def test_a_restart_with_other_layer_names_keeps_the_names_of_tables(tmp_path):
     model, layers = two_layers()
     checkpoint = tf.train.Checkpoint(model=model)
     base = checkpoint.save(str(tmp_path / "base"))
-    tlm.DeltaWriter(
+    tlm.deltas.DeltaWriter(
         layers, tmp_path / "deltas", base=base, root=checkpoint
     ).write()
     for layer, name in zip(layers, ("a", "b")):
         layer._name = name
-    writer = tlm.DeltaWriter(
+    writer = tlm.deltas.DeltaWriter(
         layers, tmp_path / "deltas", base=base, root=checkpoint
     )
     fit(model, 0)
@@ -170,7 +172,7 @@ def test_deltas_of_another_table_with_the_same_name_raise(tmp_path):
     model, layers = two_layers()
     checkpoint = tf.train.Checkpoint(model=model)
     base = checkpoint.save(str(tmp_path / "base"))
-    tlm.DeltaWriter(
+    tlm.deltas.DeltaWriter(
         layers[0],
         tmp_path / "deltas",
         base=base,
@@ -179,7 +181,7 @@ def test_deltas_of_another_table_with_the_same_name_raise(tmp_path):
     ).write()
     layers[1]._name = "words"
     with pytest.raises(ValueError, match="must be of the same tables"):
-        tlm.DeltaWriter(
+        tlm.deltas.DeltaWriter(
             layers[1],
             tmp_path / "deltas",
             base=base,
@@ -220,7 +222,7 @@ def test_escaped_names_in_a_base_are_resolved(tmp_path):
     del model
     prefixes = []
     for name, one in tables.items():
-        writer = tlm.DeltaWriter(
+        writer = tlm.deltas.DeltaWriter(
             one, tmp_path / name.replace("/", "_"), base=base, root=holder
         )
         prefixes.append(writer.write().meta.prefix)
@@ -232,21 +234,25 @@ def test_invalid_lists_of_embeddings_raise(tmp_path):
     checkpoint = tf.train.Checkpoint(model=model)
     base = checkpoint.save(str(tmp_path / "base"))
     with pytest.raises(ValueError, match="a list without duplicates"):
-        tlm.DeltaWriter([layers[0], layers[0].embedding], tmp_path, base=base)
+        tlm.deltas.DeltaWriter(
+            [layers[0], layers[0].embedding], tmp_path, base=base
+        )
     with pytest.raises(ValueError, match="at least one embedding"):
-        tlm.DeltaWriter([], tmp_path, base=base)
+        tlm.deltas.DeltaWriter([], tmp_path, base=base)
     with pytest.raises(TypeError, match="or a list of these objects"):
-        tlm.DeltaWriter([layers[0], model.layers[-1]], tmp_path, base=base)
-    tlm.DeltaWriter(layers, tmp_path, base=base, root=checkpoint).write()
+        tlm.deltas.DeltaWriter(
+            [layers[0], model.layers[-1]], tmp_path, base=base
+        )
+    tlm.deltas.DeltaWriter(layers, tmp_path, base=base, root=checkpoint).write()
     with pytest.raises(ValueError, match="must be of the same tables"):
-        tlm.DeltaWriter(layers[0], tmp_path, base=base, root=checkpoint)
+        tlm.deltas.DeltaWriter(layers[0], tmp_path, base=base, root=checkpoint)
 
 
 def test_rows_of_a_partly_failed_delta_are_in_the_next(tmp_path, monkeypatch):
     model, layers = two_layers()
     checkpoint = tf.train.Checkpoint(model=model)
     base = checkpoint.save(str(tmp_path / "base"))
-    writer = tlm.DeltaWriter(
+    writer = tlm.deltas.DeltaWriter(
         layers, tmp_path / "deltas", base=base, root=checkpoint
     )
     fit(model, 0)

@@ -19,7 +19,7 @@ tpu = tf.tpu.experimental.embedding
 def check(one, base, directory, tmp_path):
     """Checks that base and deltas together equal a checkpoint of this state."""
     wanted = cases.tensors(cases.save(one, tmp_path / "wanted"))
-    full = tlm.apply_deltas(base, directory, tmp_path / "full")
+    full = tlm.deltas.apply(base, directory, tmp_path / "full")
     found = cases.tensors(full)
     assert found.keys() == wanted.keys()
     for name, value in wanted.items():
@@ -43,7 +43,7 @@ def test_base_and_deltas_equal_a_full_checkpoint(
     for step in range(3):
         cases.train(one, step)
     base = cases.save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     vocabulary = one.vocabularies["words"]
     for number in range(5):
         last = 3 * number + 5
@@ -70,7 +70,7 @@ def test_only_changed_rows_are_written(tmp_path):
     one = cases.embedding()
     cases.train(one, 0)
     base = cases.save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path, base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path, base=base)
     # The key is admitted when it occurs for the second time.
     for _ in range(2):
         one.enqueue(
@@ -92,7 +92,7 @@ def test_only_changed_rows_are_written(tmp_path):
 def test_a_restarted_process_continues_the_deltas(tmp_path):
     one = cases.embedding()
     base = cases.save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path, base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path, base=base)
     for step in range(4):
         cases.train(one, step)
         writer.write()
@@ -101,7 +101,7 @@ def test_a_restarted_process_continues_the_deltas(tmp_path):
     again = cases.embedding(num_shards=3)
     full = check(one, base, tmp_path, tmp_path)
     tf.train.Checkpoint(embedding=again).restore(full)
-    writer = tlm.DeltaWriter(again, tmp_path, base=base)
+    writer = tlm.deltas.DeltaWriter(again, tmp_path, base=base)
     assert not list(tmp_path.glob(".writing*"))
     assert len(writer.deltas) == 4
     for step in range(4, 8):
@@ -126,7 +126,7 @@ def test_changes_outside_of_steps_are_written(tmp_path):
     for step in (1, 2):
         cases.train(one, step)
     other = cases.save(one, tmp_path / "other")
-    writer = tlm.DeltaWriter(one, tmp_path, base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path, base=base)
     writer.write()
     check(one, base, tmp_path, tmp_path)
     cases.train(one, 3)
@@ -142,7 +142,7 @@ def test_changes_outside_of_steps_are_written(tmp_path):
 def test_training_continues_while_files_are_written(tmp_path, monkeypatch):
     one = cases.embedding()
     base = cases.save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path, base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path, base=base)
     cases.train(one, 0)
     wanted = cases.tensors(cases.save(one, tmp_path / "wanted"))
     may_write, write = threading.Event(), delta_files.write_files
@@ -159,7 +159,7 @@ def test_training_continues_while_files_are_written(tmp_path, monkeypatch):
     may_write.set()
     assert writer.finish().meta.sequence == 1
     # The delta contains the state at the time when `write` was called.
-    assert cases.tensors(tlm.apply_deltas(base, tmp_path)) == wanted
+    assert cases.tensors(tlm.deltas.apply(base, tmp_path)) == wanted
     writer.write()
     check(one, base, tmp_path, tmp_path)
 
@@ -181,7 +181,7 @@ def test_a_delta_is_a_consistent_snapshot(tmp_path):
     )
     one.build()
     base = cases.save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path, base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path, base=base)
     stop = threading.Event()
 
     def train():
@@ -215,7 +215,7 @@ def test_a_delta_is_a_consistent_snapshot(tmp_path):
 def test_changes_of_a_failed_write_are_in_the_next_delta(tmp_path):
     one = cases.embedding()
     base = cases.save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     cases.train(one, 0)
     with pytest.raises(OSError, match="File too large.*00000001"):
         with full_disk.full_disk():
@@ -233,8 +233,8 @@ def test_changes_of_a_failed_write_are_in_the_next_delta(tmp_path):
 def test_only_the_latest_writer_of_an_embedding_writes(tmp_path):
     one = cases.embedding()
     base = cases.save(one, tmp_path / "base")
-    first = tlm.DeltaWriter(one, tmp_path / "first", base=base)
-    second = tlm.DeltaWriter(one, tmp_path / "second", base=base)
+    first = tlm.deltas.DeltaWriter(one, tmp_path / "first", base=base)
+    second = tlm.deltas.DeltaWriter(one, tmp_path / "second", base=base)
     with pytest.raises(RuntimeError, match="later watch"):
         first.write()
     second.write()
@@ -252,20 +252,20 @@ def test_invalid_writer_arguments_raise(tmp_path):
     )
     other = cases.save(cases.embedding(capacity=200), tmp_path / "other")
     with pytest.raises(TypeError, match="`embedding` must be a tlm.TPUEmbedd"):
-        tlm.DeltaWriter(tf.Variable(1.0), tmp_path, base=base)
+        tlm.deltas.DeltaWriter(tf.Variable(1.0), tmp_path, base=base)
     with pytest.raises(ValueError, match="`base` must be the prefix of a che"):
-        tlm.DeltaWriter(one, tmp_path, base=tmp_path / "nothing")
+        tlm.deltas.DeltaWriter(one, tmp_path, base=tmp_path / "nothing")
     with pytest.raises(ValueError, match="embedding once.*several times"):
-        tlm.DeltaWriter(one, tmp_path, base=twice)
+        tlm.deltas.DeltaWriter(one, tmp_path, base=twice)
     with pytest.raises(ValueError, match="have other variables or shapes"):
-        tlm.DeltaWriter(one, tmp_path, base=other)
+        tlm.deltas.DeltaWriter(one, tmp_path, base=other)
     unbuilt = tlm.TPUEmbedding(
         one._state.feature_config,
         tpu.SGD(0.1),
-        vocabularies={"words": tlm.OpenVocabulary(100)},
+        vocabularies={"words": tlm.vocabulary.OpenVocabulary(100)},
     )
     with pytest.raises(RuntimeError, match="requires a built TPUEmbedding"):
-        tlm.DeltaWriter(unbuilt, tmp_path, base=base)
+        tlm.deltas.DeltaWriter(unbuilt, tmp_path, base=base)
 
 
 def test_deltas_of_a_layer_trained_by_fit(tmp_path):
@@ -273,14 +273,14 @@ def test_deltas_of_a_layer_trained_by_fit(tmp_path):
     layer = tlm.layers.TPUEmbedding(
         tpu.FeatureConfig(config),
         tpu.Adagrad(0.25),
-        vocabularies={"words": tlm.OpenVocabulary(64)},
+        vocabularies={"words": tlm.vocabulary.OpenVocabulary(64)},
     )
     ids = keras.Input([1], dtype="int64")
     model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
     model.compile("sgd", "mse")
     checkpoint = tf.train.Checkpoint(embedding=layer.embedding)
     base = checkpoint.save(tmp_path / "base")
-    writer = tlm.DeltaWriter(layer, tmp_path, base=base)
+    writer = tlm.deltas.DeltaWriter(layer, tmp_path, base=base)
     for first in (0, 30, 60):
         model.fit(
             np.arange(first, first + 40).reshape(-1, 1),
@@ -305,7 +305,7 @@ def test_replicas_write_one_delta(tmp_path):
     with strategies.mirrored(2).scope():
         one = cases.embedding(num_shards=2)
     base = cases.save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path, base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path, base=base)
     strategy = one._state.replicas.strategy
 
     @tf.function

@@ -355,13 +355,13 @@ def test_an_export_is_complete_or_rejected(store):
 def test_an_update_is_complete_or_rejected(store):
     one = cases.embedding()
     base = cases.save(one, f"{FOLDER}/base")
-    writer = tlm.DeltaWriter(one, f"{FOLDER}/deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, f"{FOLDER}/deltas", base=base)
     cases.export(one, f"{FOLDER}/1", delta_writer=writer)
     cases.train(one, 0)
     writer.write()
     store.save()
     before = store.num_writes
-    tlm.update_export(f"{FOLDER}/1", f"{FOLDER}/deltas", f"{FOLDER}/2")
+    tlm.deltas.update_export(f"{FOLDER}/1", f"{FOLDER}/deltas", f"{FOLDER}/2")
     count = store.num_writes - before
     expected = cases.stored(f"{FOLDER}/2")
     complete = 0
@@ -369,7 +369,9 @@ def test_an_update_is_complete_or_rejected(store):
         store.restore()
         store.fail_at(number)
         with contextlib.suppress(OSError):
-            tlm.update_export(f"{FOLDER}/1", f"{FOLDER}/deltas", f"{FOLDER}/2")
+            tlm.deltas.update_export(
+                f"{FOLDER}/1", f"{FOLDER}/deltas", f"{FOLDER}/2"
+            )
         store.fail_at(-1)
         if storage.is_file(f"{FOLDER}/2/{export_state.MODEL}"):
             assert cases.stored(f"{FOLDER}/2") == expected
@@ -379,17 +381,19 @@ def test_an_update_is_complete_or_rejected(store):
             with pytest.raises(ValueError, match="SavedModel"):
                 export_state.read(f"{FOLDER}/2")
             # The next call replaces the incomplete folder.
-            tlm.update_export(f"{FOLDER}/1", f"{FOLDER}/deltas", f"{FOLDER}/2")
+            tlm.deltas.update_export(
+                f"{FOLDER}/1", f"{FOLDER}/deltas", f"{FOLDER}/2"
+            )
             assert cases.stored(f"{FOLDER}/2") == expected
     assert 0 < complete < count
 
 
 @pytest.mark.parametrize("once", [False, True])
 def test_merged_deltas_replace_deltas(store, once):
-    """All changes remain whenever `prune_deltas` ends."""
+    """All changes remain whenever `tlm.deltas.prune` ends."""
     one = cases.embedding()
     base = cases.save(one, f"{FOLDER}/base")
-    writer = tlm.DeltaWriter(one, f"{FOLDER}/deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, f"{FOLDER}/deltas", base=base)
     for step in range(3):
         cases.train(one, step)
         writer.write()
@@ -398,20 +402,20 @@ def test_merged_deltas_replace_deltas(store, once):
     def applied():
         chosen = chain.read_deltas(f"{FOLDER}/deltas", base)
         assert chain.last_sequence(chosen) == 3
-        full = tlm.apply_deltas(base, f"{FOLDER}/deltas", f"{FOLDER}/full")
+        full = tlm.deltas.apply(base, f"{FOLDER}/deltas", f"{FOLDER}/full")
         return read_checkpoint(full)
 
     expected = applied()
     store.restore()
     before = store.num_writes
-    tlm.prune_deltas(f"{FOLDER}/deltas", keep=1)
+    tlm.deltas.prune(f"{FOLDER}/deltas", keep=1)
     count = store.num_writes - before
     assert applied() == expected
     for number in range(count):
         store.restore()
         store.fail_at(number, once=once)
         with contextlib.suppress(OSError):
-            tlm.prune_deltas(f"{FOLDER}/deltas", keep=1)
+            tlm.deltas.prune(f"{FOLDER}/deltas", keep=1)
         store.fail_at(-1)
         chain.read_deltas(f"{FOLDER}/deltas", base)
         # A served model can also continue after its last delta.
@@ -422,7 +426,7 @@ def test_merged_deltas_replace_deltas(store, once):
             1,
             writer.deltas[0].meta.link,
         )
-        remaining = tlm.prune_deltas(f"{FOLDER}/deltas", keep=1)
+        remaining = tlm.deltas.prune(f"{FOLDER}/deltas", keep=1)
         assert [one.meta.first for one in remaining] == [1, 3]
     assert applied() == expected
 
@@ -430,9 +434,9 @@ def test_merged_deltas_replace_deltas(store, once):
 def test_a_writer_continues_after_a_failed_write(store):
     one = cases.embedding()
     base = cases.save(one, f"{FOLDER}/base")
-    writer = tlm.DeltaWriter(one, f"{FOLDER}/deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, f"{FOLDER}/deltas", base=base)
     model = cases.export(one, f"{FOLDER}/model", delta_writer=writer)
-    served = tlm.ServedModel(model)
+    served = tlm.deltas.ServedModel(model)
     failures = 0
     for number in range(0, 20, 2):
         cases.train(one, number)

@@ -32,7 +32,7 @@ def test_exports_and_deltas_work_as_on_a_local_file_system(folder, tmp_path):
         one = cases.embedding()
         tf.train.Checkpoint(embedding=one).restore(start).expect_partial()
         base = cases.save(one, f"{where}/base")
-        writer = tlm.DeltaWriter(one, f"{where}/deltas", base=base)
+        writer = tlm.deltas.DeltaWriter(one, f"{where}/deltas", base=base)
         model = cases.export(one, f"{where}/model", "int8", delta_writer=writer)
         exported = cases.stored(model)
         for step in range(1, 4):
@@ -42,23 +42,26 @@ def test_exports_and_deltas_work_as_on_a_local_file_system(folder, tmp_path):
             storage.local_path(f"{where}/deltas/0000000{number}")
             for number in (1, 2, 3)
         ]
-        served = tlm.ServedModel(model)
+        served = tlm.deltas.ServedModel(model)
         assert served.apply(f"{where}/deltas") == 3
-        merged = tlm.merge_deltas(
+        merged = tlm.deltas.merge(
             [one.path for one in writer.deltas[:2]], f"{where}/merged"
         )
         assert (merged.meta.first, merged.meta.sequence) == (1, 2)
-        assert tlm.update_export(model, f"{where}/deltas", f"{where}/2") == 3
+        assert (
+            tlm.deltas.update_export(model, f"{where}/deltas", f"{where}/2")
+            == 3
+        )
         cases.assert_same_tables(
             cases.in_memory(served.model), cases.stored(f"{where}/2")
         )
         tf.saved_model.load(f"{where}/2")
         with pytest.raises(FileExistsError, match="Argument `target`.*/2'"):
-            tlm.update_export(model, f"{where}/deltas", f"{where}/2")
-        assert len(tlm.prune_deltas(f"{where}/deltas", keep=1)) == 2
-        full = tlm.apply_deltas(base, f"{where}/deltas", f"{where}/full")
+            tlm.deltas.update_export(model, f"{where}/deltas", f"{where}/2")
+        assert len(tlm.deltas.prune(f"{where}/deltas", keep=1)) == 2
+        full = tlm.deltas.apply(base, f"{where}/deltas", f"{where}/full")
         assert full == f"{where}/full"
-        again = tlm.DeltaWriter(one, f"{where}/deltas", base=base)
+        again = tlm.deltas.DeltaWriter(one, f"{where}/deltas", base=base)
         assert [one.meta.sequence for one in again.deltas] == [2, 3]
         results.append(
             (
@@ -70,7 +73,7 @@ def test_exports_and_deltas_work_as_on_a_local_file_system(folder, tmp_path):
         # Without deltas, an export replaces the export.
         cases.export(one, model)
         with pytest.raises(ValueError, match="written with"):
-            tlm.ServedModel(model)
+            tlm.deltas.ServedModel(model)
         other = cases.embedding()
         tf.train.Checkpoint(embedding=other).restore(full).expect_partial()
         for table, by_name in one._variables.items():
@@ -88,11 +91,14 @@ def test_errors_name_the_argument_and_the_path(folder):
     base = cases.save(one, f"{folder}/base")
     missing = f"{folder}/missing"
     for call, words in (
-        (lambda: tlm.ServedModel(missing), "must be a SavedModel.*written"),
-        (lambda: tlm.apply_deltas(base, missing), "Argument `directory`"),
-        (lambda: tlm.DeltaWriter(one, folder, base=missing), "`base`"),
-        (lambda: tlm.merge_deltas([missing], f"{folder}/m"), "meta.json"),
-        (lambda: tlm.prune_deltas(missing, keep=1), "Argument `directory`"),
+        (
+            lambda: tlm.deltas.ServedModel(missing),
+            "must be a SavedModel.*written",
+        ),
+        (lambda: tlm.deltas.apply(base, missing), "Argument `directory`"),
+        (lambda: tlm.deltas.DeltaWriter(one, folder, base=missing), "`base`"),
+        (lambda: tlm.deltas.merge([missing], f"{folder}/m"), "meta.json"),
+        (lambda: tlm.deltas.prune(missing, keep=1), "Argument `directory`"),
     ):
         with pytest.raises(ValueError, match=f"(?s){words}") as caught:
             call()
@@ -102,12 +108,14 @@ def test_errors_name_the_argument_and_the_path(folder):
 @pytest.mark.parametrize(
     "call",
     [
-        tlm.ServedModel,
-        lambda path: tlm.convert_vocabularies(
-            path, "ram://remote_paths/x", {"words": tlm.OpenVocabulary(9)}
+        tlm.deltas.ServedModel,
+        lambda path: tlm.vocabulary.convert(
+            path,
+            "ram://remote_paths/x",
+            {"words": tlm.vocabulary.OpenVocabulary(9)},
         ),
         lambda path: next(foreign_rows.read_tfra(path, 4, "words")),
-        lambda path: tlm.apply_deltas(path, "ram://remote_paths"),
+        lambda path: tlm.deltas.apply(path, "ram://remote_paths"),
     ],
 )
 def test_an_unknown_scheme_raises_a_value_error(call):
@@ -121,7 +129,7 @@ def test_an_update_of_a_replaced_saved_model_raises(
 ):
     one = cases.embedding()
     base = cases.save(one, f"{folder}/base")
-    writer = tlm.DeltaWriter(one, f"{folder}/deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, f"{folder}/deltas", base=base)
     model = cases.export(one, f"{folder}/model", delta_writer=writer)
     cases.train(one, 0)
     writer.write()
@@ -136,21 +144,23 @@ def test_an_update_of_a_replaced_saved_model_raises(
     monkeypatch.setattr(on_disk, "_copy_without_variables", replace)
     target = f"{tmp_path if is_local else folder}/2"
     with pytest.raises(RuntimeError, match="model' was replaced while"):
-        tlm.update_export(model, f"{folder}/deltas", target)
+        tlm.deltas.update_export(model, f"{folder}/deltas", target)
     assert not storage.is_file(f"{target}/saved_model.pb")
-    assert tlm.update_export(model, f"{folder}/deltas", target) == 1
+    assert tlm.deltas.update_export(model, f"{folder}/deltas", target) == 1
     tf.saved_model.load(target)
 
 
 def test_a_marked_saved_model_accepts_deltas(folder):
     one = cases.embedding()
     base = cases.save(one, f"{folder}/base")
-    writer = tlm.DeltaWriter(one, f"{folder}/deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, f"{folder}/deltas", base=base)
     tf.saved_model.save(test_mark_export.Served(one), f"{folder}/model")
     writer.mark_export(f"{folder}/model")
     cases.train(one, 0)
     writer.write()
-    assert tlm.ServedModel(f"{folder}/model").apply(f"{folder}/deltas") == 1
+    assert (
+        tlm.deltas.ServedModel(f"{folder}/model").apply(f"{folder}/deltas") == 1
+    )
 
 
 def test_reports_are_written(folder):
@@ -163,7 +173,7 @@ def test_reports_are_written(folder):
     plan = tables_plan()
     plan.save_html(f"{folder}/plan.html")
     assert storage.read_text(f"{folder}/plan.html") == plan.html()
-    costs = tlm.MachineCosts.typical()
+    costs = tlm.planning.MachineCosts.typical()
     path = f"{folder}/costs.json"
     for key in ("a", "b"):
         files.write_text(path, machine_costs.cache_text(path, key, costs))
@@ -262,7 +272,7 @@ def test_a_vocabulary_is_converted_and_evicted_keys_are_written(folder):
             {"word": tpu.FeatureConfig(words)},
             tpu.Adagrad(0.5),
             vocabularies={
-                "words": tlm.OpenVocabulary(
+                "words": tlm.vocabulary.OpenVocabulary(
                     capacity, on_evict=f"{folder}/evicted"
                 )
             },
@@ -283,8 +293,10 @@ def test_a_vocabulary_is_converted_and_evicted_keys_are_written(folder):
     assert example.features.feature["keys"].int64_list.value == [3]
     base = cases.save(one, f"{folder}/base")
     del example
-    tlm.convert_vocabularies(
-        base, f"{folder}/converted", {"words": tlm.OpenVocabulary(80)}
+    tlm.vocabulary.convert(
+        base,
+        f"{folder}/converted",
+        {"words": tlm.vocabulary.OpenVocabulary(80)},
     )
     reader = storage.open_checkpoint(f"{folder}/converted")
     shapes = reader.get_variable_to_shape_map()

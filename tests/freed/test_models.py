@@ -41,7 +41,7 @@ LAYERS = {
     "keras3 open": (
         keras,
         lambda: tlm.layers.ShardedEmbedding(
-            tlm.OpenVocabulary(100, on_evict=lambda **_: None),
+            tlm.vocabulary.OpenVocabulary(100, on_evict=lambda **_: None),
             4,
             optimizer="adagrad",
         ),

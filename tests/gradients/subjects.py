@@ -260,8 +260,8 @@ def _embedding(version: Any, rows: Any = NUM_ROWS, **options: Any) -> Callable:
     return lambda: LAYERS[version].ShardedEmbedding(**_options(rows), **options)
 
 
-def _vocabulary() -> tlm.OpenVocabulary:
-    return tlm.OpenVocabulary(CAPACITY)
+def _vocabulary() -> tlm.vocabulary.OpenVocabulary:
+    return tlm.vocabulary.OpenVocabulary(CAPACITY)
 
 
 def _tpu_embedding(

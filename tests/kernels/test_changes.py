@@ -39,7 +39,7 @@ def embedding(num_shards):
         table_dtypes={"rows": "bfloat16"},
         partitioner=FixedShardsPartitioner(num_shards),
         vocabularies={
-            "keys": tlm.OpenVocabulary(
+            "keys": tlm.vocabulary.OpenVocabulary(
                 20, admission="count", min_count=1, oov_embedding="trainable"
             )
         },

@@ -232,7 +232,8 @@ def test_an_invalid_write_raises_and_changes_nothing(arguments, message):
 
 def test_the_table_must_be_a_table_of_the_engine():
     one, _ = cases.embedding(
-        tlm.OpenVocabulary(64), tf.tpu.experimental.embedding.SGD(0.1)
+        tlm.vocabulary.OpenVocabulary(64),
+        tf.tpu.experimental.embedding.SGD(0.1),
     )
     one.build()
     engine = [one._state.backend.engine.handle]

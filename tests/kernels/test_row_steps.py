@@ -23,7 +23,9 @@ class Table:
             tpu.FeatureConfig(config),
             tpu.SGD(RATE),
             partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
-            vocabularies={"table_0": tlm.OpenVocabulary(capacity, **settings)},
+            vocabularies={
+                "table_0": tlm.vocabulary.OpenVocabulary(capacity, **settings)
+            },
         )
         self.embedding.build()
         self.access = LayerAccess(self.embedding)

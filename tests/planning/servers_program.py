@@ -40,7 +40,7 @@ def features():
 
 
 def options():
-    return {"vocabularies": {OPEN_TABLE: tlm.OpenVocabulary(2000)}}
+    return {"vocabularies": {OPEN_TABLE: tlm.vocabulary.OpenVocabulary(2000)}}
 
 
 def plan():
@@ -51,7 +51,7 @@ def plan():
         optimizer=tpu.Adagrad(0.1),
         batch_size=BATCH_SIZE,
         pins={"items": "rows", "brands": "table"},
-        costs=tlm.MachineCosts.typical(),
+        costs=tlm.planning.MachineCosts.typical(),
         **options(),
     )
 

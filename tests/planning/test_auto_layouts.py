@@ -238,7 +238,7 @@ def test_models_of_tf_keras_raise():
                 [tf_keras.layers.Dense(4, input_shape=(8,))], name="old"
             ),
             mesh=SIZES,
-            costs=tlm.MachineCosts.typical(),
+            costs=tlm.planning.MachineCosts.typical(),
         )
     with (
         pytest.raises(

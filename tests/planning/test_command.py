@@ -40,7 +40,9 @@ def planned_module(tmp_path, monkeypatch):
     (tmp_path / "planned_module.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv(costs.CACHE_VARIABLE, str(tmp_path / "costs.json"))
-    monkeypatch.setattr(probe, "measure", lambda *_: tlm.MachineCosts.typical())
+    monkeypatch.setattr(
+        probe, "measure", lambda *_: tlm.planning.MachineCosts.typical()
+    )
     # The devices of a test process are already set.
     monkeypatch.setattr(command, "_prepare_devices", lambda count: None)
 
@@ -68,7 +70,9 @@ def test_a_plan_for_servers_is_printed_and_written(tmp_path, capsys):
     assert "for 2 servers" in printed
     assert "The planner stores 'words'" in printed
     assert "<!doctype html>" in page.read_text(encoding="utf-8")
-    plan = tlm.Plan.from_dict(json.loads(file.read_text(encoding="utf-8")))
+    plan = tlm.planning.Plan.from_dict(
+        json.loads(file.read_text(encoding="utf-8"))
+    )
     assert plan.choices == {"words": "rows over 2 servers"}
 
 

@@ -10,7 +10,7 @@ import tests.strategies  # noqa: F401  (splits the CPU before the first op)
 import tf_layoutmap as tlm
 from tf_layoutmap.planning import budgets, costs, mesh_probe, planner, probe
 
-TYPICAL = tlm.MachineCosts.typical()
+TYPICAL = tlm.planning.MachineCosts.typical()
 
 
 def test_costs_are_interpolated():
@@ -47,9 +47,9 @@ def test_wrong_costs_raise(value):
 
 def test_costs_are_equal_after_json():
     read = json.loads(json.dumps(TYPICAL.to_dict()))
-    assert tlm.MachineCosts.from_dict(read) == TYPICAL
+    assert tlm.planning.MachineCosts.from_dict(read) == TYPICAL
     with pytest.raises(ValueError, match="fields of MachineCosts"):
-        tlm.MachineCosts.from_dict({"row_seconds": {}})
+        tlm.planning.MachineCosts.from_dict({"row_seconds": {}})
 
 
 def test_costs_are_measured_once(tmp_path, monkeypatch):

@@ -315,7 +315,7 @@ def test_sharded_columns_of_a_table_spread_to_all_layers():
             mesh={"batch": 2, "model": 2},
             memory="1GiB",
             pins={"words": f"{pin} over model", "head": "replicate"},
-            costs=tlm.MachineCosts.typical(),
+            costs=tlm.planning.MachineCosts.typical(),
         )
         for pin in ("rows", "columns")
     }
@@ -330,7 +330,7 @@ def test_a_smaller_batch_is_suggested_if_activations_do_not_fit():
     options = {
         "mesh": SIZES,
         "optimizer": "sgd",
-        "costs": tlm.MachineCosts.typical(),
+        "costs": tlm.planning.MachineCosts.typical(),
         "memory": models.fewest_bytes(model, SIZES, "sgd"),
     }
     with pytest.raises(search.PlanDoesNotFitError) as caught:

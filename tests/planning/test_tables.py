@@ -18,7 +18,7 @@ from tf_layoutmap.planning.table_choices import Lookups
 from tf_layoutmap.vocabulary import first_values
 
 tpu = tf.tpu.experimental.embedding
-COSTS = tlm.MachineCosts.typical()
+COSTS = tlm.planning.MachineCosts.typical()
 OPTIMIZERS = {
     "sgd": lambda: tpu.SGD(0.1),
     "adagrad": lambda: tpu.Adagrad(0.1),
@@ -41,7 +41,7 @@ def features(rows, dim=4, **options):
 
 
 def vocabulary(capacity, **options):
-    return tlm.OpenVocabulary(capacity, **options)
+    return tlm.vocabulary.OpenVocabulary(capacity, **options)
 
 
 def plan(rows, **options):
@@ -100,7 +100,7 @@ def spec_of(configs, optimizer, *, table_dtypes=None, vocabularies=None):
         spec,
         table_configs,
         vocabularies,
-        tlm.OpenVocabulary,
+        tlm.vocabulary.OpenVocabulary,
         first_values.read_initializer,
     )
 

@@ -64,7 +64,7 @@ def plan(over_processes):
         memory=CASES[over_processes][0],
         optimizer=optimizer(),
         id_report=tlm.inspect_ids(batches, features()),
-        costs=tlm.MachineCosts.typical(),
+        costs=tlm.planning.MachineCosts.typical(),
     )
 
 

@@ -230,7 +230,9 @@ def keys_and_16_bit_rows_are_restored(strategy):
                 tpu.FeatureConfig(tpu.TableConfig(64, 4, name="t")),
                 tpu.Adagrad(0.5),
                 vocabularies={
-                    "t": tlm.OpenVocabulary(64, admission="count", min_count=2)
+                    "t": tlm.vocabulary.OpenVocabulary(
+                        64, admission="count", min_count=2
+                    )
                 },
                 table_dtypes={"t": "bfloat16"},
                 partitioner=tlm.partitioners.FixedShardsPartitioner(2),
@@ -254,7 +256,7 @@ def a_run_after_a_resize(strategy):
         one = tlm.TPUEmbedding(
             tpu.FeatureConfig(tpu.TableConfig(64, 4, name="t")),
             tpu.Adagrad(0.5),
-            vocabularies={"t": tlm.OpenVocabulary(64)},
+            vocabularies={"t": tlm.vocabulary.OpenVocabulary(64)},
         )
 
     def step(ids):

@@ -16,7 +16,9 @@ def objects(rows=20, optimizer=None, name="words", is_open=False):
     embedding = tlm.TPUEmbedding(
         config.FeatureConfig(table),
         None,
-        vocabularies={name: tlm.OpenVocabulary(rows)} if is_open else None,
+        vocabularies={name: tlm.vocabulary.OpenVocabulary(rows)}
+        if is_open
+        else None,
     )
     embedding.build()
     return tf.train.Checkpoint(embedding=embedding)
@@ -49,7 +51,7 @@ def test_differences_are_named(saved, changes, words, tmp_path):
         checkpoints.check_objects(
             prefix, objects(**{**saved, **changes}), False
         )
-    assert "tlm.convert_vocabularies" in str(raised.value)
+    assert "tlm.vocabulary.convert" in str(raised.value)
 
 
 def test_variables_that_the_checkpoint_lacks_are_named(tmp_path):

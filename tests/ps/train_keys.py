@@ -48,8 +48,8 @@ def embedding(on_evict=None, *, shared=False):
         },
         tpu.SGD(RATE),
         vocabularies={
-            "words": tlm.OpenVocabulary(64),
-            "stream": tlm.OpenVocabulary(64, on_evict=on_evict),
+            "words": tlm.vocabulary.OpenVocabulary(64),
+            "stream": tlm.vocabulary.OpenVocabulary(64, on_evict=on_evict),
             **others,
         },
         partitioner=tlm.partitioners.FixedShardsPartitioner(2),
@@ -160,7 +160,7 @@ def main():
     )
     saved = tf.train.Checkpoint(embedding=embeddings)
     base = saved.write(str(folder / "base"))
-    writer = tlm.DeltaWriter(embeddings, folder / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(embeddings, folder / "deltas", base=base)
     while not (folder / "stop").exists():
         run.steps(chunk)
         writer.write()
@@ -168,7 +168,7 @@ def main():
         if embeddings.stats()["num_repeated"]:
             print("REPEATED", flush=True)
     end = saved.write(str(folder / "end"))
-    full = tlm.apply_deltas(base, folder / "deltas", folder / "full")
+    full = tlm.deltas.apply(base, folder / "deltas", folder / "full")
     print(
         "FOUND "
         + json.dumps(

@@ -329,7 +329,10 @@ def test_direct_reads_of_other_tables_raise(tmp_path):
         def __init__(self):
             super().__init__()
             self.table = tlm.layers.ShardedEmbedding(
-                tlm.OpenVocabulary(16), 4, optimizer="sgd", name="words"
+                tlm.vocabulary.OpenVocabulary(16),
+                4,
+                optimizer="sgd",
+                name="words",
             )
 
         def call(self, ids, training=False):

@@ -34,7 +34,7 @@ def trained(values, num_shards=1, **settings):
         features,
         tpu.SGD(0.5),
         partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
-        vocabularies={"words": tlm.OpenVocabulary(60, **settings)},
+        vocabularies={"words": tlm.vocabulary.OpenVocabulary(60, **settings)},
     )
     embedding.enqueue(inputs(values))
     embedding.dequeue()

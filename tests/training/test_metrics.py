@@ -65,7 +65,7 @@ def sharded(version, optimizer, with_keys=False):
     layers = tlm.layers if version is keras else tlm.layers.tf_keras
     return [
         layers.ShardedEmbedding(
-            tlm.OpenVocabulary(128) if with_keys else size,
+            tlm.vocabulary.OpenVocabulary(128) if with_keys else size,
             DIM,
             optimizer=optimizer() if callable(optimizer) else optimizer,
             name=name,

@@ -18,7 +18,9 @@ def built(capacity, evict="lru", num_shards=1, **arguments):
         {"ids": tpu.FeatureConfig(config)},
         tpu.Adagrad(0.1),
         vocabularies={
-            NAME: tlm.OpenVocabulary(capacity, evict=evict, **arguments)
+            NAME: tlm.vocabulary.OpenVocabulary(
+                capacity, evict=evict, **arguments
+            )
         },
         partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
     )
@@ -57,8 +59,10 @@ def test_keys_keep_their_rows(tmp_path, capacity, num_dropped, num_shards):
     expected = contents(old, config, keys)
     source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
     target = str(tmp_path / "new")
-    settings = tlm.OpenVocabulary(capacity, admission="count", min_count=1)
-    found = tlm.convert_vocabularies(source, target, {NAME: settings})[NAME]
+    settings = tlm.vocabulary.OpenVocabulary(
+        capacity, admission="count", min_count=1
+    )
+    found = tlm.vocabulary.convert(source, target, {NAME: settings})[NAME]
     assert found.num_kept + found.num_dropped == len(expected)
     new, config = built(
         capacity, admission="count", min_count=1, num_shards=num_shards
@@ -84,12 +88,16 @@ def test_unsupported_conversions_raise(tmp_path):
     old, _ = built(20)
     source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
     with pytest.raises(ValueError, match="another prefix than `source`"):
-        tlm.convert_vocabularies(source, source, {})
-    with pytest.raises(TypeError, match="tlm.OpenVocabulary, TableConfig or"):
-        tlm.convert_vocabularies(source, str(tmp_path / "new"), {NAME: 30})
+        tlm.vocabulary.convert(source, source, {})
+    with pytest.raises(
+        TypeError, match="tlm.vocabulary.OpenVocabulary, TableConfig or"
+    ):
+        tlm.vocabulary.convert(source, str(tmp_path / "new"), {NAME: 30})
     with pytest.raises(ValueError, match="checkpoint contains exactly once"):
-        tlm.convert_vocabularies(
-            source, str(tmp_path / "new"), {"words": tlm.OpenVocabulary(30)}
+        tlm.vocabulary.convert(
+            source,
+            str(tmp_path / "new"),
+            {"words": tlm.vocabulary.OpenVocabulary(30)},
         )
     assert not list(tmp_path.glob("new*"))
 
@@ -99,7 +107,7 @@ def test_another_optimizer_than_the_one_of_the_slots_raises(tmp_path):
     source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
     closed = tpu.TableConfig(20, config.dim, name=NAME, optimizer=tpu.SGD(0.1))
     with pytest.raises(ValueError, match=r"slot variables \['accumulators'\]"):
-        tlm.convert_vocabularies(source, str(tmp_path / "new"), {NAME: closed})
+        tlm.vocabulary.convert(source, str(tmp_path / "new"), {NAME: closed})
     assert not list(tmp_path.glob("new*"))
 
 
@@ -111,7 +119,7 @@ def test_a_source_is_not_overwritten_through_links(tmp_path, monkeypatch):
         (tmp_path / path.name.replace("old", "soft")).symlink_to(path)
     monkeypatch.chdir(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.glob("old*")}
-    settings = {NAME: tlm.OpenVocabulary(30)}
+    settings = {NAME: tlm.vocabulary.OpenVocabulary(30)}
     for one, other in (
         ("old-1", source),
         (source, "old-1"),
@@ -124,18 +132,18 @@ def test_a_source_is_not_overwritten_through_links(tmp_path, monkeypatch):
         (source, "old-1/"),
     ):
         with pytest.raises(ValueError, match="another prefix than `source`"):
-            tlm.convert_vocabularies(one, other, settings)
+            tlm.vocabulary.convert(one, other, settings)
     # The files at the target prefix may be links. The conversion replaces the
     # links, not the files that they point to.
     other = tf.train.Checkpoint(embedding=old).write(str(tmp_path / "two"))
-    tlm.convert_vocabularies(other, "soft-1", settings)
+    tlm.vocabulary.convert(other, "soft-1", settings)
     assert tf.train.list_variables("soft-1") != tf.train.list_variables(other)
     assert before == {path: path.read_bytes() for path in tmp_path.glob("old*")}
 
 
 def test_an_unreadable_source_raises(tmp_path):
     with pytest.raises(ValueError, match="`source` must be the prefix of a "):
-        tlm.convert_vocabularies(tmp_path / "none", tmp_path / "new", {})
+        tlm.vocabulary.convert(tmp_path / "none", tmp_path / "new", {})
     old, _ = built(20)
     source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
     data = tmp_path / "old-1.data-00000-of-00001"
@@ -146,7 +154,7 @@ def test_an_unreadable_source_raises(tmp_path):
         match="Could not read tensor .* from the checkpoint "
         "at .*old-1', which is truncated or corrupted",
     ):
-        tlm.convert_vocabularies(source, tmp_path / "new", {})
+        tlm.vocabulary.convert(source, tmp_path / "new", {})
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -157,7 +165,9 @@ def test_other_tensors_are_copied(tmp_path):
         tmp_path / "old"
     )
     target = str(tmp_path / "new")
-    tlm.convert_vocabularies(source, target, {NAME: tlm.OpenVocabulary(100)})
+    tlm.vocabulary.convert(
+        source, target, {NAME: tlm.vocabulary.OpenVocabulary(100)}
+    )
     before, after = (
         dict(tf.train.list_variables(one)) for one in (source, target)
     )
@@ -190,8 +200,10 @@ def test_counts_of_keys_without_a_row_are_kept(tmp_path, capacity, is_resized):
     else:
         source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
         target = str(tmp_path / "new")
-        settings = tlm.OpenVocabulary(capacity, admission="count", min_count=4)
-        tlm.convert_vocabularies(source, target, {NAME: settings})
+        settings = tlm.vocabulary.OpenVocabulary(
+            capacity, admission="count", min_count=4
+        )
+        tlm.vocabulary.convert(source, target, {NAME: settings})
         new, _ = counted(capacity, num_shards=3)
         tf.train.Checkpoint(embedding=new).restore(
             target
@@ -222,8 +234,8 @@ def test_the_sketch_is_created_or_removed_with_the_admission(
     train(old, np.arange(5))
     source = tf.train.Checkpoint(embedding=old).save(tmp_path / "old")
     target = str(tmp_path / "new")
-    tlm.convert_vocabularies(
-        source, target, {NAME: tlm.OpenVocabulary(50, **after)}
+    tlm.vocabulary.convert(
+        source, target, {NAME: tlm.vocabulary.OpenVocabulary(50, **after)}
     )
     names = [name for name, _ in tf.train.list_variables(target)]
     assert any(state.SKETCH in name for name in names) != had_sketch

@@ -60,7 +60,7 @@ def test_a_callback_receives_the_row_values_before_eviction(
 ):
     found = []
     one, config = cases.embedding(
-        tlm.OpenVocabulary(48, on_evict=found.append),
+        tlm.vocabulary.OpenVocabulary(48, on_evict=found.append),
         tpu.Adagrad(0.25),
         **arguments,
     )
@@ -95,7 +95,7 @@ def test_a_callback_receives_the_row_values_before_eviction(
 def test_explicitly_evicted_keys_are_reported():
     found = []
     one, config = cases.embedding(
-        tlm.OpenVocabulary(48, ttl_steps=1, on_evict=found.append),
+        tlm.vocabulary.OpenVocabulary(48, ttl_steps=1, on_evict=found.append),
         tpu.Adagrad(0.25),
     )
     for keys in ([1, 2, 3], [3, 4, 5], [5, 6, 7]):
@@ -120,7 +120,7 @@ def test_a_file_has_one_record_per_eviction(tmp_path):
     path = tmp_path / "some" / "evicted"
     for number in range(2):  # The second pass simulates a restarted program.
         one, config = cases.embedding(
-            tlm.OpenVocabulary(8, on_evict=path), tpu.Adagrad(0.25)
+            tlm.vocabulary.OpenVocabulary(8, on_evict=path), tpu.Adagrad(0.25)
         )
         wanted = []
         for first in range(0, 40, 8):
@@ -228,7 +228,7 @@ def all_of(one, config):
 def test_an_enqueue_whose_callback_raises_is_undone(is_traced, arguments):
     callback = RecordingCallback()
     one, config = cases.embedding(
-        tlm.OpenVocabulary(
+        tlm.vocabulary.OpenVocabulary(
             8, admission="count", min_count=1, on_evict=callback
         ),
         tpu.Adagrad(0.25),
@@ -280,8 +280,8 @@ def test_a_table_without_a_callback_is_undone_with_the_others():
         {"words": tpu.FeatureConfig(words), "names": tpu.FeatureConfig(names)},
         tpu.Adagrad(0.25),
         vocabularies={
-            "words": tlm.OpenVocabulary(8, on_evict=callback),
-            "names": tlm.OpenVocabulary(8),
+            "words": tlm.vocabulary.OpenVocabulary(8, on_evict=callback),
+            "names": tlm.vocabulary.OpenVocabulary(8),
         },
     )
     one.enqueue({"words": tf.range(8), "names": tf.range(8)})
@@ -299,7 +299,7 @@ def test_a_table_without_a_callback_is_undone_with_the_others():
 def test_an_eviction_whose_callback_raises_keeps_its_keys():
     callback = RecordingCallback()
     one, config = cases.embedding(
-        tlm.OpenVocabulary(48, ttl_steps=1, on_evict=callback),
+        tlm.vocabulary.OpenVocabulary(48, ttl_steps=1, on_evict=callback),
         tpu.Adagrad(0.25),
     )
     for keys in ([1, 2, 3], [3, 4, 5], [5, 6, 7]):
@@ -328,7 +328,7 @@ def test_an_eviction_whose_callback_raises_keeps_its_keys():
 def test_a_resize_whose_callback_raises_is_undone():
     callback = RecordingCallback()
     one, config = cases.embedding(
-        tlm.OpenVocabulary(48, on_evict=callback), tpu.Adagrad(0.25)
+        tlm.vocabulary.OpenVocabulary(48, on_evict=callback), tpu.Adagrad(0.25)
     )
     one.enqueue({"ids": tf.range(40)})
     one.dequeue()
@@ -349,7 +349,9 @@ def test_a_layer_whose_callback_raises_opens_no_lookup():
     layer = tlm.layers.TPUEmbedding(
         tpu.FeatureConfig(cases.table(8)),
         tpu.Adagrad(0.25),
-        vocabularies={"words": tlm.OpenVocabulary(8, on_evict=callback)},
+        vocabularies={
+            "words": tlm.vocabulary.OpenVocabulary(8, on_evict=callback)
+        },
     )
     ids = keras.Input([1], dtype="int64")
     model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
@@ -382,7 +384,7 @@ def test_a_step_that_the_callback_used_is_not_undone():
         raise OSError(f"no room for {len(evicted.keys)}")
 
     one, _ = cases.embedding(
-        tlm.OpenVocabulary(8, on_evict=use), tpu.Adagrad(0.25)
+        tlm.vocabulary.OpenVocabulary(8, on_evict=use), tpu.Adagrad(0.25)
     )
     one.enqueue({"ids": tf.range(8)})
     one.dequeue()
@@ -398,7 +400,7 @@ def test_a_process_of_several_stops_when_its_callback_raises():
     """One process cannot undo a step that other processes have run."""
     callback = RecordingCallback()
     one, _ = cases.embedding(
-        tlm.OpenVocabulary(8, on_evict=callback), tpu.Adagrad(0.25)
+        tlm.vocabulary.OpenVocabulary(8, on_evict=callback), tpu.Adagrad(0.25)
     )
     one.enqueue({"ids": tf.range(8)})
     one.dequeue()
@@ -425,7 +427,7 @@ def test_a_process_of_several_stops_when_its_callback_raises():
 def test_a_file_at_its_size_limit_ends_with_a_complete_record(tmp_path):
     path = tmp_path / "evicted"
     one, config = cases.embedding(
-        tlm.OpenVocabulary(8, on_evict=path), tpu.Adagrad(0.25)
+        tlm.vocabulary.OpenVocabulary(8, on_evict=path), tpu.Adagrad(0.25)
     )
 
     def step(first):
@@ -461,7 +463,9 @@ def test_a_layer_reports_evictions_during_fit():
     layer = tlm.layers.TPUEmbedding(
         tpu.FeatureConfig(config),
         tpu.Adagrad(0.25),
-        vocabularies={"words": tlm.OpenVocabulary(64, on_evict=found.append)},
+        vocabularies={
+            "words": tlm.vocabulary.OpenVocabulary(64, on_evict=found.append)
+        },
     )
     ids = keras.Input([1], dtype="int64")
     model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))
@@ -481,21 +485,22 @@ def test_a_layer_reports_evictions_during_fit():
 
 
 def test_replace_keeps_on_evict_and_repr_shows_it():
-    words = tlm.OpenVocabulary(8, on_evict=print)
+    words = tlm.vocabulary.OpenVocabulary(8, on_evict=print)
     assert dataclasses.replace(words, seed=3).on_evict is words.on_evict
     assert "print" in repr(words)
 
 
 def test_an_unsupported_on_evict_raises():
     with pytest.raises(TypeError, match="`on_evict` must be a callable, a pat"):
-        tlm.OpenVocabulary(8, on_evict=5)
+        tlm.vocabulary.OpenVocabulary(8, on_evict=5)
 
 
 def test_replicas_report_each_eviction_once():
     found = []
     with strategies.mirrored(2).scope():
         one, _ = cases.embedding(
-            tlm.OpenVocabulary(48, on_evict=found.append), tpu.Adagrad(0.25)
+            tlm.vocabulary.OpenVocabulary(48, on_evict=found.append),
+            tpu.Adagrad(0.25),
         )
     one.build()
     strategy = one._state.replicas.strategy
@@ -522,7 +527,7 @@ def test_replicas_report_each_eviction_once():
 @pytest.mark.parametrize("to_file", [False, True])
 def test_records_contain_the_layer_name(to_file, tmp_path):
     records = []
-    words = tlm.OpenVocabulary(
+    words = tlm.vocabulary.OpenVocabulary(
         8, on_evict=str(tmp_path / "gone") if to_file else records.append
     )
     for name in ("first", "second"):

@@ -23,7 +23,9 @@ def write_pair(keys_path, values_path, part=slice(None)):
 
 def imported(path, **arguments):
     one, _ = make()
-    written = tlm.import_rows(path, one.vocabularies["words"], **arguments)
+    written = tlm.vocabulary.import_rows(
+        path, one.vocabularies["words"], **arguments
+    )
     assert written.num_new == written.num_written
     return {
         key: row
@@ -68,7 +70,7 @@ def test_slot_tables_of_tfra_are_imported(tmp_path):
         (tmp_path / f"{name}_mht_1of1-keys").write_bytes(keys.tobytes())
         (tmp_path / f"{name}_mht_1of1-values").write_bytes(values.tobytes())
     one, _ = make()
-    tlm.import_rows(
+    tlm.vocabulary.import_rows(
         tmp_path,
         one.vocabularies["words"],
         format="tfra",
@@ -104,7 +106,7 @@ def test_checkpoints_of_tfra_are_imported(tmp_path, strings):
     )
     if strings:
         one, _ = make()
-        tlm.import_rows(
+        tlm.vocabulary.import_rows(
             prefix, one.vocabularies["words"], format="tfra", name="users"
         )
         np.testing.assert_array_equal(
@@ -116,7 +118,7 @@ def test_checkpoints_of_tfra_are_imported(tmp_path, strings):
         imported(prefix, format="tfra", name="ads")
     with pytest.raises(ValueError, match="must have the shape"):
         wide, _ = make(dim=4)
-        tlm.import_rows(
+        tlm.vocabulary.import_rows(
             prefix, wide.vocabularies["words"], format="tfra", name="users"
         )
 

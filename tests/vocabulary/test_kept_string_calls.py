@@ -15,7 +15,7 @@ tpu = tf.tpu.experimental.embedding
 
 def make(capacity=64, **arguments):
     one, _ = cases.embedding(
-        tlm.OpenVocabulary(capacity, keep_strings=True, **arguments),
+        tlm.vocabulary.OpenVocabulary(capacity, keep_strings=True, **arguments),
         tpu.Adagrad(0.1),
     )
     one.build()
@@ -34,10 +34,10 @@ def hashes(texts):
 
 def write_hashes(vocabulary, texts):
     """Writes keys whose strings are not known."""
-    block = tlm.KeyBlock(
+    block = tlm.vocabulary.KeyBlock(
         hashes(texts), np.ones([len(texts), 3]), key_type="strings"
     )
-    tlm.import_rows([block], vocabulary)
+    tlm.vocabulary.import_rows([block], vocabulary)
 
 
 def strings_of(vocabulary):
@@ -163,26 +163,26 @@ def test_stored_keys_are_the_first_keys_of_a_vocabulary():
 )
 def test_blocks_with_invalid_strings_raise(strings, message):
     vocabulary = make().vocabularies["words"]
-    block = tlm.KeyBlock(
+    block = tlm.vocabulary.KeyBlock(
         hashes(["a", "b"]),
         np.ones([2, 3]),
         key_type="strings",
         strings=np.array(strings, object),
     )
     with pytest.raises(ValueError, match=f"{message}.*'words'"):
-        tlm.import_rows([block], vocabulary)
+        tlm.vocabulary.import_rows([block], vocabulary)
     assert not vocabulary.stats()["num_keys"]
 
 
 def test_blocks_can_contain_python_strings():
     vocabulary = make().vocabularies["words"]
-    block = tlm.KeyBlock(
+    block = tlm.vocabulary.KeyBlock(
         hashes(["a", "é"]),
         np.ones([2, 3]),
         key_type="strings",
         strings=["a", "é"],
     )
-    tlm.import_rows([block], vocabulary)
+    tlm.vocabulary.import_rows([block], vocabulary)
     assert sorted(vocabulary.keys().numpy().tolist()) == [b"a", "é".encode()]
 
 

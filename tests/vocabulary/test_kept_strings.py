@@ -16,7 +16,7 @@ tpu = tf.tpu.experimental.embedding
 
 def make(capacity=64, *, num_shards=1, features=("ids",), **arguments):
     one, _ = cases.embedding(
-        tlm.OpenVocabulary(capacity, keep_strings=True, **arguments),
+        tlm.vocabulary.OpenVocabulary(capacity, keep_strings=True, **arguments),
         tpu.Adagrad(0.1),
         num_shards=num_shards,
         features=features,
@@ -72,8 +72,8 @@ def test_forward_steps_keep_no_strings():
     one = make()
     vocabulary = one.vocabularies["words"]
     hashes = key_tensors.hash_strings(tf.constant(["a"])).numpy()
-    block = tlm.KeyBlock(hashes, np.ones([1, 3]), key_type="strings")
-    tlm.import_rows([block], vocabulary)
+    block = tlm.vocabulary.KeyBlock(hashes, np.ones([1, 3]), key_type="strings")
+    tlm.vocabulary.import_rows([block], vocabulary)
     one.enqueue({"ids": tf.constant(["a"])}, training=False)
     one.dequeue()
     one({"ids": tf.constant(["a"])})
@@ -198,8 +198,9 @@ def test_strings_are_exported_and_imported(tmp_path, format, keeps_in_other):
     vocabulary = one.vocabularies["words"]
     train(one, tf.constant(["b", "a", "", "b\0\0", "é"]))
     hashes = key_tensors.hash_strings(tf.constant(["no string"])).numpy()
-    tlm.import_rows(
-        [tlm.KeyBlock(hashes, np.ones([1, 3]), key_type="strings")], vocabulary
+    tlm.vocabulary.import_rows(
+        [tlm.vocabulary.KeyBlock(hashes, np.ones([1, 3]), key_type="strings")],
+        vocabulary,
     )
     expected = {
         key: text
@@ -215,11 +216,13 @@ def test_strings_are_exported_and_imported(tmp_path, format, keeps_in_other):
     other = (
         make(200, num_shards=2)
         if keeps_in_other
-        else cases.embedding(tlm.OpenVocabulary(200), tpu.Adagrad(0.1))[0]
+        else cases.embedding(
+            tlm.vocabulary.OpenVocabulary(200), tpu.Adagrad(0.1)
+        )[0]
     )
     other.build()
     imported = other.vocabularies["words"]
-    tlm.import_rows(tmp_path / "words", imported)
+    tlm.vocabulary.import_rows(tmp_path / "words", imported)
     assert imported.contains(["b", "é", "no string"]).numpy().all()
     if keeps_in_other:
         found = {
@@ -233,11 +236,13 @@ def test_strings_are_exported_and_imported(tmp_path, format, keeps_in_other):
 
 
 def test_a_folder_without_strings_is_imported(tmp_path):
-    source, _ = cases.embedding(tlm.OpenVocabulary(8), tpu.Adagrad(0.1))
+    source, _ = cases.embedding(
+        tlm.vocabulary.OpenVocabulary(8), tpu.Adagrad(0.1)
+    )
     train(source, tf.constant(["a", "b"]))
     source.vocabularies["words"].export(tmp_path / "words")
     one = make()
-    tlm.import_rows(tmp_path / "words", one.vocabularies["words"])
+    tlm.vocabulary.import_rows(tmp_path / "words", one.vocabularies["words"])
     assert (
         next(one.vocabularies["words"].blocks()).strings.tolist() == [None] * 2
     )
@@ -257,7 +262,7 @@ def test_a_checkpoint_restores_strings_into_other_shards(tmp_path, how):
     train(one, tf.constant(["b", "a", "b\0c"]))
     path = tf.train.Checkpoint(embedding=one).save(tmp_path / "one")
     other, _ = cases.embedding(
-        tlm.OpenVocabulary(64, keep_strings=True),
+        tlm.vocabulary.OpenVocabulary(64, keep_strings=True),
         tpu.Adagrad(0.1),
         num_shards=2,
     )
@@ -291,8 +296,8 @@ def test_a_converted_checkpoint_contains_the_strings(tmp_path):
     one = make()
     train(one, words(range(20)))
     path = tf.train.Checkpoint(embedding=one).save(tmp_path / "one")
-    settings = tlm.OpenVocabulary(1000, keep_strings=True)
-    tlm.convert_vocabularies(path, tmp_path / "larger", {"words": settings})
+    settings = tlm.vocabulary.OpenVocabulary(1000, keep_strings=True)
+    tlm.vocabulary.convert(path, tmp_path / "larger", {"words": settings})
     other = make(1000, num_shards=2)
     tf.train.Checkpoint(embedding=other).restore(str(tmp_path / "larger"))
     assert names(other) == names(one)
@@ -301,7 +306,9 @@ def test_a_converted_checkpoint_contains_the_strings(tmp_path):
 def test_checkpoints_of_tables_with_and_without_strings_are_compatible(
     tmp_path,
 ):
-    plain, _ = cases.embedding(tlm.OpenVocabulary(64), tpu.Adagrad(0.1))
+    plain, _ = cases.embedding(
+        tlm.vocabulary.OpenVocabulary(64), tpu.Adagrad(0.1)
+    )
     train(plain, tf.constant(["a"]))
     path = tf.train.Checkpoint(embedding=plain).save(tmp_path / "plain")
     one = make()
@@ -333,10 +340,10 @@ def test_deltas_of_a_table_with_strings_are_applied(tmp_path):
     one = make()
     train(one, tf.constant(["a"]))
     base = tf.train.Checkpoint(embedding=one).save(tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     train(one, tf.constant(["b"]))
     writer.write()
-    full = tlm.apply_deltas(base, tmp_path / "deltas")
+    full = tlm.deltas.apply(base, tmp_path / "deltas")
     other = make()
     tf.train.Checkpoint(embedding=other).restore(full)
     found = next(other.vocabularies["words"].blocks()).strings.tolist()
@@ -376,7 +383,7 @@ def test_keras_files_contain_the_strings(tmp_path, suffix):
     def build():
         ids = keras.Input([2], dtype="string")
         layer = tlm.layers.ShardedEmbedding(
-            tlm.OpenVocabulary(100, keep_strings=True),
+            tlm.vocabulary.OpenVocabulary(100, keep_strings=True),
             2,
             optimizer="adagrad",
             mask_zero=True,
@@ -413,7 +420,9 @@ def test_a_tpu_embedding_layer_keeps_strings(tmp_path):
     layer = tlm.layers.TPUEmbedding(
         {"ids": tpu.FeatureConfig(table)},
         tpu.SGD(0.1),
-        vocabularies={"words": tlm.OpenVocabulary(64, keep_strings=True)},
+        vocabularies={
+            "words": tlm.vocabulary.OpenVocabulary(64, keep_strings=True)
+        },
     )
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(layer({"ids": tf.constant(["a", "b"])})["ids"])
@@ -461,12 +470,14 @@ def test_integers_raise():
     with pytest.raises(ValueError, match="tf.strings.as_string"):
         one.vocabularies["words"].write([1])
     with pytest.raises(TypeError, match="`keep_strings` must be a bool"):
-        tlm.OpenVocabulary(8, keep_strings="yes")
+        tlm.vocabulary.OpenVocabulary(8, keep_strings="yes")
 
 
 def make_shared(capacity=64, *, owner="deep", num_shards=1, **arguments):
     """Returns an embedding with two tables that share a vocabulary."""
-    settings = tlm.OpenVocabulary(capacity, keep_strings=True, **arguments)
+    settings = tlm.vocabulary.OpenVocabulary(
+        capacity, keep_strings=True, **arguments
+    )
     one = tlm.TPUEmbedding(
         {
             name: tpu.FeatureConfig(
@@ -551,11 +562,11 @@ def test_a_checkpoint_of_a_shared_vocabulary_contains_the_strings(tmp_path):
     status = tf.train.Checkpoint(embedding=other).restore(path)
     status.assert_existing_objects_matched()
     assert names_of_tables(other) == names_of_tables(one)
-    tlm.convert_vocabularies(
+    tlm.vocabulary.convert(
         path,
         tmp_path / "larger",
         {
-            "deep": tlm.OpenVocabulary(1000, keep_strings=True),
+            "deep": tlm.vocabulary.OpenVocabulary(1000, keep_strings=True),
             "wide": "deep",
         },
     )
@@ -577,7 +588,9 @@ def test_weight_files_of_other_capacities_contain_the_strings(
             {name: tpu.FeatureConfig(one) for name, one in tables.items()},
             tpu.SGD(0.1),
             vocabularies={
-                "deep": tlm.OpenVocabulary(capacity, keep_strings=True),
+                "deep": tlm.vocabulary.OpenVocabulary(
+                    capacity, keep_strings=True
+                ),
                 "wide": "deep",
             },
         )
@@ -685,7 +698,7 @@ def test_replicas_keep_the_strings_of_labels():
 @pytest.mark.parametrize("mask_zero", [False, True])
 def test_a_sampled_softmax_keeps_the_strings_of_labels(mask_zero):
     layer = tlm.layers.ShardedEmbedding(
-        tlm.OpenVocabulary(100, keep_strings=True),
+        tlm.vocabulary.OpenVocabulary(100, keep_strings=True),
         2,
         optimizer="adagrad",
         mask_zero=mask_zero,

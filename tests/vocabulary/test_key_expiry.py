@@ -21,7 +21,7 @@ def embedding_of(*, is_pipelined=False, **settings):
         {"word": tpu.FeatureConfig(table)},
         tpu.Adagrad(0.1),
         pipeline_execution_with_tensor_core=is_pipelined,
-        vocabularies={"words": tlm.OpenVocabulary(64, **settings)},
+        vocabularies={"words": tlm.vocabulary.OpenVocabulary(64, **settings)},
     )
     one.build()
     return one
@@ -34,7 +34,7 @@ def train(one, *keys):
 
 
 def expiry_of(one):
-    return tlm.KeyExpiry(one.vocabularies["words"], unused_for=MONTH)
+    return tlm.vocabulary.KeyExpiry(one.vocabularies["words"], unused_for=MONTH)
 
 
 def evict(expiry, day):
@@ -173,10 +173,15 @@ def test_tables_that_share_a_vocabulary_lose_the_same_keys():
     one = tlm.TPUEmbedding(
         {"w": tpu.FeatureConfig(wide), "n": tpu.FeatureConfig(narrow)},
         tpu.SGD(0.1),
-        vocabularies={"wide": tlm.OpenVocabulary(64), "narrow": "wide"},
+        vocabularies={
+            "wide": tlm.vocabulary.OpenVocabulary(64),
+            "narrow": "wide",
+        },
     )
     one.build()
-    expiry = tlm.KeyExpiry(one.vocabularies["narrow"], unused_for=MONTH)
+    expiry = tlm.vocabulary.KeyExpiry(
+        one.vocabularies["narrow"], unused_for=MONTH
+    )
     one.enqueue({"w": tf.constant([1, 2]), "n": tf.constant([2])})
     one.dequeue()
     one.apply_gradients({"w": tf.ones([2, 4]), "n": tf.ones([1, 2])})
@@ -189,11 +194,11 @@ def test_invalid_arguments_raise():
     one = embedding_of()
     vocabulary = one.vocabularies["words"]
     with pytest.raises(TypeError, match="`vocabulary` must be an element of"):
-        tlm.KeyExpiry(one, unused_for=MONTH)
+        tlm.vocabulary.KeyExpiry(one, unused_for=MONTH)
     with pytest.raises(TypeError, match="must be a datetime.timedelta"):
-        tlm.KeyExpiry(vocabulary, unused_for=30)
+        tlm.vocabulary.KeyExpiry(vocabulary, unused_for=30)
     with pytest.raises(ValueError, match="`unused_for` must be positive"):
-        tlm.KeyExpiry(vocabulary, unused_for=datetime.timedelta(0))
+        tlm.vocabulary.KeyExpiry(vocabulary, unused_for=datetime.timedelta(0))
     expiry = expiry_of(one)
     for now in ("today", datetime.datetime.now(), True):
         with pytest.raises(TypeError, match="a number of seconds since"):

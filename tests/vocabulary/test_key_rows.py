@@ -25,7 +25,7 @@ def make(capacity=64, optimizer=None, *, dim=3, num_shards=1, **arguments):
         if name in arguments
     }
     one, config = cases.embedding(
-        tlm.OpenVocabulary(capacity, **arguments),
+        tlm.vocabulary.OpenVocabulary(capacity, **arguments),
         optimizer or tpu.Adagrad(0.1, initial_accumulator_value=0.5),
         dim=dim,
         num_shards=num_shards,
@@ -259,11 +259,11 @@ def test_the_next_delta_contains_written_rows(tmp_path):
     train(one, [1, 2])
     checkpoint = tf.train.Checkpoint(embedding=one)
     base = checkpoint.save(tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     vocabulary.write([2, 3], np.ones([2, 3]))
     assert writer.write().meta.tables["words"]["num_rows"] == 2
     expected = contents(vocabulary)
-    full = tlm.apply_deltas(base, tmp_path / "deltas")
+    full = tlm.deltas.apply(base, tmp_path / "deltas")
     other, _ = make()
     tf.train.Checkpoint(embedding=other).restore(full)
     assert contents(other.vocabularies["words"]) == expected
@@ -434,4 +434,4 @@ def test_stored_keys_of_strings_are_written():
     assert (written.num_written, len(written.without_row)) == (7, 3)
     assert written.without_row.tolist() == [7, 8, 9]
     with pytest.raises(TypeError, match="`Vocabulary.write` accepts Stored"):
-        tlm.import_rows(np.ones([1, 3]), vocabulary, keys=stored)
+        tlm.vocabulary.import_rows(np.ones([1, 3]), vocabulary, keys=stored)

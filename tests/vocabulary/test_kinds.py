@@ -22,7 +22,7 @@ def embedding(
         optimizer,
         table_dtypes=dtype,
         partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
-        vocabularies={NAME: tlm.OpenVocabulary(size, **settings)}
+        vocabularies={NAME: tlm.vocabulary.OpenVocabulary(size, **settings)}
         if keys
         else None,
     )
@@ -84,8 +84,11 @@ def test_a_closed_table_converts_to_keys(optimizer, dtype, settings, tmp_path):
         **settings,
     )
     fresh = contents(opened, open_config, [-1])
-    found = tlm.convert_vocabularies(
-        source, target, {NAME: tlm.OpenVocabulary(500, **settings)}, optimizer
+    found = tlm.vocabulary.convert(
+        source,
+        target,
+        {NAME: tlm.vocabulary.OpenVocabulary(500, **settings)},
+        optimizer,
     )
     assert found[NAME] == type(found[NAME])(300, 0)
     other.assign([0.0, 0.0])
@@ -132,7 +135,7 @@ def test_keys_convert_to_rows(dtype, tmp_path):
         name=NAME,
         optimizer=optimizer,
     )
-    found = tlm.convert_vocabularies(source, target, {NAME: wanted})[NAME]
+    found = tlm.vocabulary.convert(source, target, {NAME: wanted})[NAME]
     assert (found.num_kept, found.num_dropped) == (3, 3)
     closed, config = embedding(
         100, optimizer=optimizer, num_shards=2, dtype=dtype
@@ -150,8 +153,8 @@ def test_keys_convert_to_rows(dtype, tmp_path):
     # The conversion back to an open vocabulary keeps all 100 keys, including
     # the keys of rows that had no key before.
     again = str(tmp_path / "again")
-    back = tlm.convert_vocabularies(
-        target, again, {NAME: tlm.OpenVocabulary(300)}, optimizer
+    back = tlm.vocabulary.convert(
+        target, again, {NAME: tlm.vocabulary.OpenVocabulary(300)}, optimizer
     )[NAME]
     assert back.num_kept == 100
     tf.train.Checkpoint(embedding=opened).restore(again)
@@ -165,8 +168,8 @@ def test_keys_convert_to_rows(dtype, tmp_path):
 def test_the_lowest_keys_are_kept_when_there_are_too_few_rows(tmp_path):
     closed, _ = embedding(300, optimizer=tpu.SGD(0.5))
     source = tf.train.Checkpoint(embedding=closed).save(tmp_path / "closed")
-    found = tlm.convert_vocabularies(
-        source, str(tmp_path / "open"), {NAME: tlm.OpenVocabulary(8)}
+    found = tlm.vocabulary.convert(
+        source, str(tmp_path / "open"), {NAME: tlm.vocabulary.OpenVocabulary(8)}
     )[NAME]
     assert (found.num_kept, found.num_dropped) == (8, 292)
     opened, _ = embedding(8, optimizer=tpu.SGD(0.5), keys=True)
@@ -189,7 +192,7 @@ def test_unsupported_conversions_raise(tmp_path):
         )
     }
     twice = tf.train.Checkpoint(one=closed, two=opened).save(tmp_path / "two")
-    settings = tlm.OpenVocabulary(30)
+    settings = tlm.vocabulary.OpenVocabulary(30)
     narrow = tpu.TableConfig(30, 2, name=NAME)
     for source, wanted, optimizer, message in (
         (
@@ -210,7 +213,7 @@ def test_unsupported_conversions_raise(tmp_path):
         (twice, settings, tpu.Adagrad(0.5), "contains exactly once"),
     ):
         with pytest.raises(ValueError, match=message):
-            tlm.convert_vocabularies(
+            tlm.vocabulary.convert(
                 source, str(tmp_path / "new"), {NAME: wanted}, optimizer
             )
     assert not list(tmp_path.glob("new*"))

@@ -47,7 +47,7 @@ from tf_layoutmap.vocabulary import bucket_layout
 )
 def test_invalid_settings_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
-        tlm.OpenVocabulary(**{"capacity": 100, **arguments})
+        tlm.vocabulary.OpenVocabulary(**{"capacity": 100, **arguments})
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_invalid_settings_raise(arguments, message):
 )
 def test_non_numeric_settings_raise(arguments):
     with pytest.raises(TypeError, match="must be an integer"):
-        tlm.OpenVocabulary(**{"capacity": 100, **arguments})
+        tlm.vocabulary.OpenVocabulary(**{"capacity": 100, **arguments})
 
 
 @given(capacity=st.one_of(st.integers(1, 3000), st.integers(1, 2**32 - 4096)))
@@ -80,7 +80,10 @@ def test_the_number_of_buckets_matches_the_core(capacity):
         assert core.state()["sketch"].size == np.prod(
             bucket_layout.sketch_shape(num_buckets)
         )
-        assert tlm.OpenVocabulary(capacity).num_rows == core.num_rows + 1
+        assert (
+            tlm.vocabulary.OpenVocabulary(capacity).num_rows
+            == core.num_rows + 1
+        )
 
 
 @given(num_buckets=st.integers(1, 400), num_shards=st.integers(1, 9))

@@ -69,7 +69,7 @@ class Pair:
         self.values = {name: {} for name in DIMS}
 
     def _settings(self, capacity):
-        return tlm.OpenVocabulary(
+        return tlm.vocabulary.OpenVocabulary(
             capacity,
             on_evict=self.evicted.append,
             keep_strings=self.keep_strings,
@@ -253,7 +253,7 @@ class Pair:
     def _convert(self, new, capacity):
         with tempfile.TemporaryDirectory() as folder:
             path = tf.train.Checkpoint(one=self.embedding).save(folder + "/old")
-            tlm.convert_vocabularies(
+            tlm.vocabulary.convert(
                 path,
                 folder + "/new",
                 {"deep": self._settings(capacity), "wide": "deep"},
@@ -268,7 +268,9 @@ class Pair:
                 self.embedding.vocabularies[name].export(
                     folder + "/rows", block_size=16
                 )
-                tlm.import_rows(folder + "/rows", new.vocabularies[name])
+                tlm.vocabulary.import_rows(
+                    folder + "/rows", new.vocabularies[name]
+                )
         self.embedding, self.model = new, self._new_model(capacity)
         self.strings.vocabulary = self.model
         keys = old.export()

@@ -22,7 +22,9 @@ def embedding(capacity=64, *, num_shards=1, **settings):
         {"word": tpu.FeatureConfig(table)},
         tpu.SGD(0.5),
         partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
-        vocabularies={"words": tlm.OpenVocabulary(capacity, **settings)},
+        vocabularies={
+            "words": tlm.vocabulary.OpenVocabulary(capacity, **settings)
+        },
     )
     one.build()
     return one

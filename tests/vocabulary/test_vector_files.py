@@ -85,7 +85,9 @@ def test_rows_are_written_to_a_vocabulary(tmp_path, format):
     path.write_bytes(text_of().encode() if format == "text" else binary_of())
     one, _ = make()
     vocabulary = one.vocabularies["words"]
-    assert tlm.import_rows(path, vocabulary, format=format).num_new == 4
+    assert (
+        tlm.vocabulary.import_rows(path, vocabulary, format=format).num_new == 4
+    )
     (table,) = one.embedding_tables.values()
     expected = expected_of(format)
     rows = tf.gather(table, vocabulary.lookup(list(expected)))
@@ -116,6 +118,8 @@ def test_a_missing_file_and_a_name_raise(tmp_path):
     one, _ = make()
     vocabulary = one.vocabularies["words"]
     with pytest.raises(ValueError, match="Argument `path` must be a file"):
-        tlm.import_rows(tmp_path / "none", vocabulary, format="text")
+        tlm.vocabulary.import_rows(tmp_path / "none", vocabulary, format="text")
     with pytest.raises(ValueError, match="`name` must be None"):
-        tlm.import_rows(tmp_path, vocabulary, format="word2vec", name="a")
+        tlm.vocabulary.import_rows(
+            tmp_path, vocabulary, format="word2vec", name="a"
+        )

@@ -113,7 +113,7 @@ def warn_about_missing(names: Sequence[str]) -> None:
             + (", ..." if len(unique) > 5 else "")
             + ". If the variables are trained, the served model combines new "
             "rows with old weights: pass the model, not only its tables, to "
-            "tlm.DeltaWriter."
+            "tlm.deltas.DeltaWriter."
         )
 
 

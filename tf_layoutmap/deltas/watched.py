@@ -225,8 +225,9 @@ class WatchedTables:
                 raise NotImplementedError(
                     "Deltas of served models do not support tables that share "
                     "a vocabulary. Export the complete model again, or use "
-                    "a separate tlm.OpenVocabulary for each table. Received: "
-                    "tables that share the vocabulary of another table, "
+                    "a separate tlm.vocabulary.OpenVocabulary for each table. "
+                    "Received: tables that share the vocabulary of another "
+                    "table, "
                     f"{shared}."
                 )
 

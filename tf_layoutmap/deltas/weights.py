@@ -486,7 +486,7 @@ def check_same(
             "All deltas in a directory must be of the same weights. The "
             "existing deltas contain weights that this writer does not write: "
             f"{missing[:3]} ({len(missing)} of {len(before)}). Pass the same "
-            "model and the same `root` as before to tlm.DeltaWriter "
+            "model and the same `root` as before to tlm.deltas.DeltaWriter "
             f"(directory {directory!r})."
         )
 

@@ -1,9 +1,8 @@
 """`DeltaWriter`: writes the changes of a model since a checkpoint as deltas.
 
 `watched.py` records the changes of one or several embeddings, and `weights.py`
-finds all other variables of a model. `delta_files.py`
-writes the files of one delta, and `parts.py` the files of a delta that several
-processes write.
+finds all other variables of a model. `delta_files.py` writes the files of one
+delta, and `parts.py` the files of a delta that several processes write.
 """
 
 from __future__ import annotations
@@ -25,11 +24,7 @@ from tf_layoutmap.deltas import delta_files, mark, parts, watched
 from tf_layoutmap.deltas import weights as model_weights
 from tf_layoutmap.deltas.served import chain, storage
 from tf_layoutmap.deltas.served.chain import Delta, Meta, Position
-from tf_layoutmap.deltas.weights import (
-    BaseGraph,
-    ModelWeights,
-    Weight,
-)
+from tf_layoutmap.deltas.weights import BaseGraph, ModelWeights, Weight
 from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.host import processes
@@ -57,7 +52,7 @@ class DeltaWriter:
     Call `write` between two training steps, so that the rows and the other
     variables belong to the same step.
 
-    `tlm.apply_deltas` writes a full checkpoint from the base and its deltas.
+    `tlm.deltas.apply` writes a full checkpoint from the base and its deltas.
     The tables and weights in the full checkpoint are bitwise identical to the
     variables in a regular checkpoint.
 
@@ -71,14 +66,14 @@ class DeltaWriter:
     >>> embedding.build()
     >>> where = tempfile.mkdtemp()
     >>> base = tf.train.Checkpoint(embedding=embedding).save(where + "/base")
-    >>> writer = tlm.DeltaWriter(embedding, where + "/deltas", base=base)
+    >>> writer = tlm.deltas.DeltaWriter(embedding, where + "/deltas", base=base)
     >>> embedding.enqueue({"title": tf.constant([3, 5])})
     >>> _ = embedding.dequeue()
     >>> embedding.apply_gradients({"title": tf.ones([2, 4])})
     >>> delta = writer.write()
     >>> delta.meta.sequence, delta.meta.tables["words"]["num_rows"]
     (1, 2)
-    >>> full = tlm.apply_deltas(base, where + "/deltas")
+    >>> full = tlm.deltas.apply(base, where + "/deltas")
     >>> _ = tf.train.Checkpoint(embedding=embedding).restore(full)
 
     The writer automatically records all rows that steps, evictions and restores
@@ -99,7 +94,7 @@ class DeltaWriter:
 
     An embedding can have only one writer at a time. After a program creates
     another writer, the method `write` of the earlier writer raises an error.
-    After a restart, the program restores the checkpoint that `apply_deltas`
+    After a restart, the program restores the checkpoint that `tlm.deltas.apply`
     returns, and creates a writer with the same base and directory. The new
     writer continues the sequence of deltas.
     """
@@ -154,7 +149,9 @@ class DeltaWriter:
         embeddings, given = watched.embeddings_of(embedding)
         # The processes of the strategy, or None if there is one process.
         self._processes = watched.processes_of(embeddings)
-        with processes.failing_together(self._processes, "tlm.DeltaWriter"):
+        with processes.failing_together(
+            self._processes, "tlm.deltas.DeltaWriter"
+        ):
             if self._processes is None or self._processes.is_first:
                 self._prepare_files()
         self._identifier = uuid.uuid4().hex
@@ -184,7 +181,9 @@ class DeltaWriter:
         self._writes_all_weights = False
         # The weights that the next delta describes.
         self._weights: list[Weight] = []
-        with processes.failing_together(self._processes, "tlm.DeltaWriter"):
+        with processes.failing_together(
+            self._processes, "tlm.deltas.DeltaWriter"
+        ):
             self._read_files(embeddings, given, root, weights == "all", titles)
 
     def _prepare_files(self) -> None:
@@ -307,7 +306,7 @@ class DeltaWriter:
         """Copies the changed rows and weights."""
         self._watched.flush()
         if self._watched.check_replaced() or compare:
-            # `tlm.prune_deltas` may have merged the deltas.
+            # `tlm.deltas.prune` may have merged the deltas.
             self._deltas = chain.read_deltas(self._directory, self._base)
             self._compare()
         try:
@@ -353,13 +352,13 @@ class DeltaWriter:
         """Enables deltas for a SavedModel that contains the current tables.
 
         The method adds a file to a SavedModel that `model.export` or
-        `tf.saved_model.save` has written, for `tlm.ServedModel` and
-        `tlm.update_export`. `tlm.export(..., delta_writer=writer)` writes this
-        file itself. The method finds the tables and weights by comparing all
-        names and values with the SavedModel, so call the method before the next
-        training step. If the SavedModel contains variables that are neither in
-        a table nor a weight of the writer, the method issues a warning that
-        names them, because deltas do not change these variables.
+        `tf.saved_model.save` has written, for `tlm.deltas.ServedModel` and
+        `tlm.deltas.update_export`. `tlm.export(..., delta_writer=writer)`
+        writes this file itself. The method finds the tables and weights by
+        comparing all names and values with the SavedModel, so call the method
+        before the next training step. If the SavedModel contains variables that
+        are neither in a table nor a weight of the writer, the method issues a
+        warning that names them, because deltas do not change these variables.
 
         Args:
           path: Folder of the SavedModel.

@@ -126,7 +126,7 @@ def _owner_mismatch(
             f"Table {table!r} with {own} must be restored from a table with "
             f"{own}. Received: a table with {other} (checkpoint {path!r}). "
             "Restore the checkpoint into tables with the saved vocabularies, "
-            "and copy the rows with tlm.import_rows."
+            "and copy the rows with tlm.vocabulary.import_rows."
         )
     return None
 
@@ -165,7 +165,7 @@ def _vocabulary_mismatch(
         return (
             f"Table {table!r} with {own} must be restored from a table with "
             f"{own}. Received: a table with {other} (checkpoint {path!r}). "
-            f"tlm.convert_vocabularies({path!r}, target, {{{table!r}: ...}}) "
+            f"tlm.vocabulary.convert({path!r}, target, {{{table!r}: ...}}) "
             "writes a checkpoint that matches."
         )
     return None

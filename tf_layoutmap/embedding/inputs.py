@@ -290,8 +290,9 @@ def check_id_type(feature: config.FeatureSpec, dtype: tf.DType):
     advice = ""
     if dtype == tf.string:
         advice = (
-            " With `vocabularies={table: tlm.OpenVocabulary(capacity)}` "
-            "a table accepts strings and any integers."
+            " With "
+            "`vocabularies={table: tlm.vocabulary.OpenVocabulary(capacity)}` a "
+            "table accepts strings and any integers."
         )
     elif dtype.is_floating:
         advice = " Convert integral values with tf.cast(ids, tf.int64)."

@@ -173,17 +173,17 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             supports only float32.
           rounding_seed: Seed of the stochastic rounding. The rounding also
             depends on the table, its number of updates, the row and the column.
-          vocabularies: Mapping from tables to `tlm.OpenVocabulary` objects.
-            Tables are table names or `TableConfig` objects. A table with a
-            vocabulary accepts any int64 or string as an id. Tables can share
-            one vocabulary. In this case, the value of each further table is the
-            first table, for example `{"deep": tlm.OpenVocabulary(1000), "wide":
-            "deep"}`. A key then has one row in each of these tables. The
-            `vocabulary_size` of the table must equal the `capacity` of the
-            vocabulary. The initializer must be uniform, normal, truncated
-            normal or constant, because the initial values of each key are
-            computed separately. For tables on a TPU, `vocabularies` must be
-            None.
+          vocabularies: Mapping from tables to `tlm.vocabulary.OpenVocabulary`
+            objects. Tables are table names or `TableConfig` objects. A table
+            with a vocabulary accepts any int64 or string as an id. Tables can
+            share one vocabulary. In this case, the value of each further table
+            is the first table, for example `{"deep":
+            tlm.vocabulary.OpenVocabulary(1000), "wide": "deep"}`. A key then
+            has one row in each of these tables. The `vocabulary_size` of the
+            table must equal the `capacity` of the vocabulary. The initializer
+            must be uniform, normal, truncated normal or constant, because the
+            initial values of each key are computed separately. For tables on a
+            TPU, `vocabularies` must be None.
           wire_dtype: Dtype of rows and gradients in messages between processes
             under `ParameterServerStrategy`. With `"float32"`, values are sent
             unchanged. With `"bfloat16"`, messages have half the size. Rows that

@@ -78,7 +78,7 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--html", help="Writes a page to this file.")
     parser.add_argument(
         "--json",
-        help="Writes the plan to this file, for tlm.Plan.from_dict.",
+        help="Writes the plan to this file, for tlm.planning.Plan.from_dict.",
     )
     return parser.parse_args(arguments)
 

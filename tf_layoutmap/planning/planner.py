@@ -64,7 +64,7 @@ def plan(
     ...     for name, rows in {"words": 40_000, "users": 1_000}.items()}
     >>> plan = tlm.plan(
     ...     config, num_servers=2, memory="3MiB", optimizer=tpu.Adagrad(0.1),
-    ...     pins={"users": "table"}, costs=tlm.MachineCosts.typical())
+    ...     pins={"users": "table"}, costs=tlm.planning.MachineCosts.typical())
     >>> plan.choices
     {'users': 'table on server 0', 'words': 'rows over 2 servers'}
     >>> plan((1_000, 16), "float32", name="users")

@@ -57,10 +57,11 @@ def plan_tables(
     shared = open_tables.owners_by_name(spec)
     if shared and num_servers is not None:
         raise NotImplementedError(
-            "Argument `vocabularies` must have a separate tlm.OpenVocabulary "
-            "for each table if `num_servers` is passed, because a plan places "
-            "each table separately. To train tables that share a vocabulary, "
-            "create the TPUEmbedding without a plan. Received: "
+            "Argument `vocabularies` must have a separate "
+            "tlm.vocabulary.OpenVocabulary for each table if `num_servers` is "
+            "passed, because a plan places each table separately. To train "
+            "tables that share a vocabulary, create the TPUEmbedding without a "
+            "plan. Received: "
             f"tables that share the vocabulary of another table, {shared}."
         )
     named_pins = {
@@ -110,10 +111,12 @@ def plan_spec(
             f"num_workers={num_workers!r}."
         )
     kind, count = "process", 1
-    for name, value in (("servers", num_servers), ("workers", num_workers)):
+    for name, value in (
+        ("num_servers", num_servers),
+        ("num_workers", num_workers),
+    ):
         if value is not None:
-            kind = name
-            count = checks.check_int(f"num_{name}", value, lowest=1)
+            kind, count = name, checks.check_int(name, value, lowest=1)
     budgets = memory_budgets.read_budgets(memory, count)
     build = _builder(kind, workload.lookups, costs, budgets, wire_bytes)
     solution = search.solve(

@@ -444,7 +444,7 @@ def _remedy(paths: Iterable[str]) -> str:
     return (
         " Tables must have the names, shapes and optimizers of the checkpoint; "
         "the optimizer of a table determines its slot variables. "
-        "tlm.convert_vocabularies converts a checkpoint for another capacity, "
+        "tlm.vocabulary.convert converts a checkpoint for another capacity, "
         "or for an open vocabulary."
     )
 

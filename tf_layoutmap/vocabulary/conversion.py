@@ -1,7 +1,7 @@
 """Converts the tables in checkpoints to other vocabularies.
 
 In this module, an open table is a table with an open vocabulary. A closed table
-has a fixed number of rows, and its ids are row indices. `convert_vocabularies`
+has a fixed number of rows, and its ids are row indices. `convert`
 is the public function. The functions `convert_capacity`, `convert_to_open` and
 `convert_to_closed` each convert one table. `move_rows` assigns the keys of a
 vocabulary to the rows of a vocabulary with another capacity.
@@ -331,7 +331,7 @@ def _constant(value: Array) -> Callable[[], Array]:
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 
-def convert_vocabularies(
+def convert(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
     vocabularies: Mapping[str, OpenVocabulary]
@@ -361,8 +361,9 @@ def convert_vocabularies(
       as in a new table.
 
     If tables share a vocabulary, all of them must be converted together, from
-    an open vocabulary to another capacity: `{"deep": tlm.OpenVocabulary(5000),
-    "wide": "deep"}`, as for `tlm.TPUEmbedding`.
+    an open vocabulary to another capacity: `{"deep":
+    tlm.vocabulary.OpenVocabulary(5000), "wide": "deep"}`, as for
+    `tlm.TPUEmbedding`.
 
     All other variables are copied. The function holds the old and the new value
     of only one variable at a time in memory.
@@ -374,9 +375,9 @@ def convert_vocabularies(
         An existing checkpoint is replaced when the new checkpoint is complete.
         If the process is killed, either the old or the new checkpoint remains.
       vocabularies: The tables to convert. Maps each table name to a
-        `tlm.OpenVocabulary`, to the name of the table whose vocabulary the
-        table shares, or to the `TableConfig` of a closed table. Other tables
-        are copied.
+        `tlm.vocabulary.OpenVocabulary`, to the name of the table whose
+        vocabulary the table shares, or to the `TableConfig` of a closed table.
+        Other tables are copied.
       optimizer: Optimizer that defines the initial values of slot variables.
         The optimizer is used for tables that get or lose an open vocabulary.
         None: the optimizer of the `TableConfig`.
@@ -407,8 +408,8 @@ def convert_vocabularies(
             raise TypeError(
                 checks.message(
                     "vocabularies",
-                    "a mapping to tlm.OpenVocabulary, TableConfig or the name "
-                    "of a table",
+                    "a mapping to tlm.vocabulary.OpenVocabulary, TableConfig "
+                    "or the name of a table",
                     wanted,
                     f"table {name!r}",
                 )
@@ -535,8 +536,8 @@ def _convert_table(
         )
     if not has_keys:
         raise ValueError(
-            "Argument `vocabularies` must be a tlm.OpenVocabulary for a table "
-            f"without keys. Received: {wanted!r} (table {table!r})."
+            "Argument `vocabularies` must be a tlm.vocabulary.OpenVocabulary "
+            f"for a table without keys. Received: {wanted!r} (table {table!r})."
         )
     if wanted.dim != names[PARAMETERS][1]:
         raise ValueError(
@@ -591,7 +592,7 @@ def _check_owners(
     Args:
       reader: Reader of the checkpoint.
       prefixes: Tables to convert, by the prefix of their tensors.
-      vocabularies: The argument of `convert_vocabularies`.
+      vocabularies: The argument of `convert`.
 
     Raises:
       ValueError: If a table shares a vocabulary only in the checkpoint or only
@@ -616,7 +617,7 @@ def _check_owners(
             raise ValueError(
                 "Argument `vocabularies` must convert tables that share a "
                 "vocabulary together, as they are saved: "
-                f"{{{owner!r}: tlm.OpenVocabulary(...), {table!r}: "
+                f"{{{owner!r}: tlm.vocabulary.OpenVocabulary(...), {table!r}: "
                 f"{owner!r}}}. Tables that share a vocabulary in the "
                 f"checkpoint: {saved}. Received: {dict(vocabularies)}."
             )

@@ -239,7 +239,8 @@ def check_supported(
     keeping = [name for name, one in settings.items() if one.keep_strings]
     if keeping:
         raise NotImplementedError(
-            "Argument `keep_strings` of tlm.OpenVocabulary must be False under "
+            "Argument `keep_strings` of tlm.vocabulary.OpenVocabulary must be "
+            "False under "
             f"{strategy}: {why}. Received: `keep_strings=True` for tables "
             f"{keeping}."
         )

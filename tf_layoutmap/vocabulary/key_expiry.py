@@ -37,10 +37,10 @@ class KeyExpiry(tf.train.experimental.PythonState):
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
     >>> words = tlm.layers.ShardedEmbedding(
-    ...     tlm.OpenVocabulary(100), 8,
+    ...     tlm.vocabulary.OpenVocabulary(100), 8,
     ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
     >>> _ = words(np.array([[0]]))
-    >>> expiry = tlm.KeyExpiry(
+    >>> expiry = tlm.vocabulary.KeyExpiry(
     ...     words.vocabulary, unused_for=datetime.timedelta(days=30))
     >>> _ = words.vocabulary.write([5, 7])
     >>> day = 24 * 3600
@@ -55,7 +55,7 @@ class KeyExpiry(tf.train.experimental.PythonState):
     recorded times, no key expires before `unused_for` has passed again.
 
     Steps do not evict keys because of their time. The setting `ttl_steps` of
-    `tlm.OpenVocabulary` can be used in addition.
+    `tlm.vocabulary.OpenVocabulary` can be used in addition.
     """
 
     def __init__(

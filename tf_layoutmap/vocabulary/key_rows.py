@@ -32,8 +32,8 @@ _INT32_MAX = 2**31 - 1
 class KeyBlock:
     """Keys of one table, with their rows.
 
-    `Vocabulary.blocks` returns objects of this class, and `tlm.import_rows`
-    accepts them.
+    `Vocabulary.blocks` returns objects of this class, and
+    `tlm.vocabulary.import_rows` accepts them.
 
     Attributes:
       keys: `[num_keys]` int64, without duplicates. If the ids are strings, the

@@ -215,7 +215,7 @@ class VocabularyLoggerBase:
             user_warnings.warn(
                 "VocabularyLogger logs no statistics, because layer "
                 f"{self._layer_label!r} has no open vocabulary. Pass a layer "
-                "that is created with a tlm.OpenVocabulary."
+                "that is created with a tlm.vocabulary.OpenVocabulary."
             )
         if logs is not None:
             logs.update(found.summary)

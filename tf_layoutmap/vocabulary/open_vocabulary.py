@@ -53,7 +53,7 @@ class OpenVocabulary:
     initial values. Steps without training do not change the vocabulary.
 
     >>> import tf_layoutmap as tlm
-    >>> words = tlm.OpenVocabulary(
+    >>> words = tlm.vocabulary.OpenVocabulary(
     ...     1000, admission="count", min_count=3, evict="lru")
     >>> words.num_rows
     1025

@@ -67,7 +67,7 @@ class KeyCounts(abc.ABC):
         >>> import tensorflow as tf
         >>> import tf_layoutmap as tlm
         >>> words = tlm.layers.ShardedEmbedding(
-        ...     tlm.OpenVocabulary(100), 8,
+        ...     tlm.vocabulary.OpenVocabulary(100), 8,
         ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
         >>> _ = words(np.array([[0]]))
         >>> _ = words.vocabulary.write([5, 7], counts=[2, 3])
@@ -175,7 +175,7 @@ def sample_keys(
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
     >>> words = tlm.layers.ShardedEmbedding(
-    ...     tlm.OpenVocabulary(100), 8,
+    ...     tlm.vocabulary.OpenVocabulary(100), 8,
     ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
     >>> _ = words(np.array([[0]]))
     >>> _ = words.vocabulary.write([5, 7], counts=[1, 3])
@@ -219,7 +219,7 @@ def sample_keys(
             checks.message(
                 "vocabulary",
                 "the vocabulary of a table, for example `layer.vocabulary` of "
-                "a built layer with a tlm.OpenVocabulary",
+                "a built layer with a tlm.vocabulary.OpenVocabulary",
                 vocabulary,
             )
         )

@@ -371,7 +371,7 @@ class Vocabulary(sampling.KeyCounts):
         >>> import tensorflow as tf
         >>> import tf_layoutmap as tlm
         >>> words = tlm.layers.ShardedEmbedding(
-        ...     tlm.OpenVocabulary(100), 8,
+        ...     tlm.vocabulary.OpenVocabulary(100), 8,
         ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
         >>> _ = words(np.array([[0]]))
         >>> written = words.vocabulary.write([5, 7], np.ones([2, 8]))
@@ -439,7 +439,7 @@ class Vocabulary(sampling.KeyCounts):
         >>> import tensorflow as tf
         >>> import tf_layoutmap as tlm
         >>> words = tlm.layers.ShardedEmbedding(
-        ...     tlm.OpenVocabulary(100), 8,
+        ...     tlm.vocabulary.OpenVocabulary(100), 8,
         ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
         >>> _ = words(np.array([[0]]))
         >>> _ = words.vocabulary.write([5, 7, 9])
@@ -483,13 +483,13 @@ class Vocabulary(sampling.KeyCounts):
 
         The files can be read with NumPy, or with pyarrow and all other readers
         of Parquet, without TensorFlow and without this package.
-        `tlm.import_rows` writes them to a table.
+        `tlm.vocabulary.import_rows` writes them to a table.
 
         >>> import tempfile
         >>> import numpy as np
         >>> import tf_layoutmap as tlm
         >>> words = tlm.layers.ShardedEmbedding(
-        ...     tlm.OpenVocabulary(100), 8,
+        ...     tlm.vocabulary.OpenVocabulary(100), 8,
         ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
         >>> _ = words(np.array([[0]]))
         >>> _ = words.vocabulary.write([5, 7, 9])
@@ -546,7 +546,7 @@ class Vocabulary(sampling.KeyCounts):
     def _write_block(
         self, block: key_rows.KeyBlock, *, takes_step: bool
     ) -> key_rows.WrittenKeys:
-        """Writes a block of another table; see `tlm.import_rows`.
+        """Writes a block of another table; see `tlm.vocabulary.import_rows`.
 
         Args:
           block: The block. Its slot variables must exist in this table.
@@ -600,7 +600,7 @@ class Vocabulary(sampling.KeyCounts):
         Keys keep the values of their rows and slot variables, their steps and
         their counts. If there are too many keys, the keys with the highest
         score according to `evict` are kept, and the other keys are passed to
-        `on_evict`. `tlm.convert_vocabularies` explains what happens to the
+        `on_evict`. `tlm.vocabulary.convert` explains what happens to the
         counts of keys without a row.
 
         The table gets new variables, and the embedding gets a new engine, so

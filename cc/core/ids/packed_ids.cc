@@ -46,8 +46,8 @@ Status StringsForRows(const FeatureSpec& spec, int64_t sample) {
       "' of a packed batch must have integer ids, because its table does not "
       "have an open vocabulary. Received: strings (sample " +
       to_string(sample) +
-      "). With `vocabularies={table: tlm.OpenVocabulary(capacity)}` a table "
-      "accepts strings");
+      "). With `vocabularies={table: tlm.vocabulary.OpenVocabulary(capacity)}` "
+      "a table accepts strings");
 }
 
 Status CheckShape(const std::vector<FeatureSpec>& specs,

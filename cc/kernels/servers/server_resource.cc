@@ -60,7 +60,8 @@ absl::Status ServerResource::CheckNotRetired() const {
       "A vocabulary of this embedding was resized: functions that were traced "
       "before the resize must be traced again, Keras models must be compiled "
       "again, `save` of a tlm.ps.Run must be called before the Run is created "
-      "again, and a tlm.DeltaWriter must be created again with a new base");
+      "again, and a tlm.deltas.DeltaWriter must be created again with a new "
+      "base");
 }
 
 namespace {

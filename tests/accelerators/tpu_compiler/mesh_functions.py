@@ -68,20 +68,20 @@ def library_of(name: str) -> function_pb2.FunctionDefLibrary:
     return library
 
 
-def plan_of(case: models.Case) -> tlm.Plan:
+def plan_of(case: models.Case) -> tlm.planning.Plan:
     return tlm.plan(
         case.make(),
         mesh=MESH,
         batch_size=models.BATCH,
         optimizer="adam",
         # The speed of this machine does not select the layouts.
-        costs=tlm.MachineCosts.typical(),
+        costs=tlm.planning.MachineCosts.typical(),
     )
 
 
 def write_case(
     folder: pathlib.Path,
-    plan: tlm.Plan,
+    plan: tlm.planning.Plan,
     libraries: dict[str, function_pb2.FunctionDefLibrary],
 ) -> None:
     """Writes the functions of a model, by name, and its plan.

@@ -193,7 +193,7 @@ def main() -> None:
         mesh={"batch": NUM_CORES},
         batch_size=models.BATCH,
         optimizer="adam",
-        costs=tlm.MachineCosts.typical(),
+        costs=tlm.planning.MachineCosts.typical(),
     )
     function = function_of_core(traced_step(dense_model(batch), batch))
     mesh_functions.write_case(

@@ -47,7 +47,7 @@ def embedding(
         },
         tpu.Adagrad(0.25),
         vocabularies={
-            "words": tlm.OpenVocabulary(
+            "words": tlm.vocabulary.OpenVocabulary(
                 CAPACITY,
                 ttl_steps=6,
                 oov_embedding=oov_embedding,
@@ -145,4 +145,4 @@ def assert_same_tables(found, wanted):
 def base_and_writer(one, folder):
     """Saves the base, and returns its prefix and a writer of deltas."""
     base = save(one, folder / "base")
-    return base, tlm.DeltaWriter(one, folder / "deltas", base=base)
+    return base, tlm.deltas.DeltaWriter(one, folder / "deltas", base=base)

@@ -69,7 +69,7 @@ def test_each_key_has_its_old_or_its_new_row(
     evicted = [key for key in places[0] if key not in places[1]]
     assert len(evicted) > 3
 
-    served = tlm.ServedModel(path)
+    served = tlm.deltas.ServedModel(path)
     monkeypatch.setattr(served_model, "_FEWEST_ROWS", 4)
     monkeypatch.setattr(served_model, "_MOST_ROWS", 4)
     served._rows_per_write = 4

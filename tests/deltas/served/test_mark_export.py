@@ -40,14 +40,16 @@ def test_a_saved_module_equals_a_new_one(num_shards, tmp_path):
     _, writer = cases.base_and_writer(one, tmp_path)
     tf.saved_model.save(Served(one), str(tmp_path / "model"))
     writer.mark_export(tmp_path / "model")
-    served = tlm.ServedModel(tmp_path / "model")
+    served = tlm.deltas.ServedModel(tmp_path / "model")
     for step in range(3, 7):
         cases.train(one, step)
         one.vocabularies["words"].evict(np.arange(step, 400, 9))
         writer.write()
     tf.saved_model.save(Served(one), str(tmp_path / "fresh"))
     assert served.apply(tmp_path / "deltas") == 4
-    tlm.update_export(tmp_path / "model", tmp_path / "deltas", tmp_path / "new")
+    tlm.deltas.update_export(
+        tmp_path / "model", tmp_path / "deltas", tmp_path / "new"
+    )
     # Slot variables, counts and steps of the keys are equal, too.
     wanted = values_of(tmp_path / "fresh")
     assert values_of(tmp_path / "new") == wanted
@@ -68,7 +70,7 @@ def keras_model(num_layers=1):
     ids = keras.Input([num_layers], dtype="int64", name="ids")
     layers = [
         tlm.layers.ShardedEmbedding(
-            tlm.OpenVocabulary(60),
+            tlm.vocabulary.OpenVocabulary(60),
             4,
             optimizer="adagrad",
             num_shards=2,
@@ -102,7 +104,7 @@ def test_an_export_of_keras_equals_a_new_one(num_layers, tmp_path):
     fit(model, layers, 0)
     checkpoint = tf.train.Checkpoint(model=model)
     base = checkpoint.save(str(tmp_path / "base"))
-    writer = tlm.DeltaWriter(
+    writer = tlm.deltas.DeltaWriter(
         layers if num_layers > 1 else layers[0],
         tmp_path / "deltas",
         base=base,
@@ -110,7 +112,7 @@ def test_an_export_of_keras_equals_a_new_one(num_layers, tmp_path):
     )
     model.export(tmp_path / "model", verbose=False)
     writer.mark_export(tmp_path / "model")
-    served = tlm.ServedModel(tmp_path / "model")
+    served = tlm.deltas.ServedModel(tmp_path / "model")
     for first in (10, 50, 90):
         fit(model, layers, first)
         writer.write()
@@ -121,7 +123,9 @@ def test_an_export_of_keras_equals_a_new_one(num_layers, tmp_path):
     wanted = fresh.serve(ids)
     assert len(np.unique(wanted, axis=0)) > 30
     np.testing.assert_array_equal(served.model.serve(ids), wanted)
-    tlm.update_export(tmp_path / "model", tmp_path / "deltas", tmp_path / "new")
+    tlm.deltas.update_export(
+        tmp_path / "model", tmp_path / "deltas", tmp_path / "new"
+    )
     again = tf.saved_model.load(str(tmp_path / "new"))
     np.testing.assert_array_equal(again.serve(ids), wanted)
 
@@ -168,12 +172,10 @@ def test_an_export_during_a_write_raises(tmp_path, monkeypatch):
 def test_a_writer_of_other_tables_raises(tmp_path):
     one, other = cases.embedding(), cases.embedding()
     _, writer = cases.base_and_writer(other, tmp_path)
-    with pytest.raises(
-        ValueError, match="`delta_writer` must be a writer of tables"
-    ):
+    with pytest.raises(ValueError, match="`deltas` must be a writer of tables"):
         cases.export(one, tmp_path / "model", delta_writer=writer)
     with pytest.raises(
-        TypeError, match="`delta_writer` must be a tlm.DeltaWriter"
+        TypeError, match="`deltas` must be a tlm.deltas.DeltaWriter"
     ):
         cases.export(one, tmp_path / "model", delta_writer="deltas")
     assert not (tmp_path / "model").exists()

@@ -38,17 +38,20 @@ def test_a_copy_equals_a_new_export(written, tmp_path):
     for number in (1, 2, 3):
         target = tmp_path / "models" / str(number)
         paths = [deltas / f"{number:08d}"]
-        assert tlm.update_export(last, paths, target) == number
+        assert tlm.deltas.update_export(last, paths, target) == number
         fresh = written / f"fresh_{number}"
         assert cases.stored(target) == cases.stored(fresh)
         assert (target / "saved_model.pb").stat().st_size == (
             last / "saved_model.pb"
         ).stat().st_size
         last = target
-    assert tlm.update_export(written / "model", deltas, tmp_path / "all") == 3
+    assert (
+        tlm.deltas.update_export(written / "model", deltas, tmp_path / "all")
+        == 3
+    )
     assert cases.stored(tmp_path / "all") == cases.stored(last)
     # Without pending deltas, the copy is equal to its source.
-    assert tlm.update_export(last, deltas, tmp_path / "copy") == 3
+    assert tlm.deltas.update_export(last, deltas, tmp_path / "copy") == 3
     assert cases.stored(tmp_path / "copy") == cases.stored(last)
     served = tf.saved_model.load(str(last))
     fresh = tf.saved_model.load(str(written / "fresh_3"))
@@ -59,7 +62,9 @@ def test_a_copy_equals_a_new_export(written, tmp_path):
 
 @pytest.mark.exhaustive
 def test_the_fingerprint_belongs_to_the_copy(written, tmp_path):
-    tlm.update_export(written / "model", written / "deltas", tmp_path / "new")
+    tlm.deltas.update_export(
+        written / "model", written / "deltas", tmp_path / "new"
+    )
     read = tf.saved_model.experimental.read_fingerprint
     found = read(str(tmp_path / "new"))
     before = read(str(written / "model"))
@@ -73,17 +78,17 @@ def test_the_fingerprint_belongs_to_the_copy(written, tmp_path):
 @pytest.mark.covering(1, 1)
 def test_a_served_model_continues_from_a_copy(written, tmp_path):
     deltas = written / "deltas"
-    tlm.update_export(
+    tlm.deltas.update_export(
         written / "model", [deltas / "00000001"], tmp_path / "new"
     )
-    served = tlm.ServedModel(tmp_path / "new")
+    served = tlm.deltas.ServedModel(tmp_path / "new")
     assert served.sequence == 1
     assert served.apply(deltas) == 3
     cases.assert_same_tables(
         cases.in_memory(served.model), cases.stored(written / "fresh_3")
     )
     with pytest.raises(ValueError, match="delta 1, which was already applied"):
-        tlm.update_export(
+        tlm.deltas.update_export(
             tmp_path / "new", [deltas / "00000001"], tmp_path / "again"
         )
     assert os.listdir(tmp_path) == ["new"]
@@ -94,12 +99,14 @@ def test_an_existing_target_raises(written, tmp_path):
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "letter.txt").write_text("dear")
     with pytest.raises(FileExistsError, match="`target` must be a folder that"):
-        tlm.update_export(
+        tlm.deltas.update_export(
             written / "model", written / "deltas", tmp_path / "letters"
         )
     assert os.listdir(tmp_path / "letters") == ["letter.txt"]
     (tmp_path / "empty").mkdir()
-    tlm.update_export(written / "model", written / "deltas", tmp_path / "empty")
+    tlm.deltas.update_export(
+        written / "model", written / "deltas", tmp_path / "empty"
+    )
     assert (tmp_path / "empty" / "saved_model.pb").exists()
 
 
@@ -111,7 +118,7 @@ def test_a_damaged_model_raises_and_writes_nothing(written, tmp_path):
     values[len(values) // 2] ^= 1
     largest.write_bytes(values)
     with pytest.raises(ValueError, match="truncated or modified"):
-        tlm.update_export(
+        tlm.deltas.update_export(
             tmp_path / "model", written / "deltas", tmp_path / "new"
         )
     assert os.listdir(tmp_path) == ["model"]
@@ -120,7 +127,7 @@ def test_a_damaged_model_raises_and_writes_nothing(written, tmp_path):
 def test_a_full_disk_raises_and_leaves_no_files(written, tmp_path):
     with pytest.raises(OSError, match="File too large"):
         with full_disk.full_disk():
-            tlm.update_export(
+            tlm.deltas.update_export(
                 written / "model", written / "deltas", tmp_path / "new"
             )
     assert not os.listdir(tmp_path)
@@ -132,7 +139,9 @@ def test_the_next_call_removes_the_files_of_a_killed_process(written, tmp_path):
     (left / "part").write_text("")
     other = tmp_path / f"newer.partial-{'0' * 16}"
     other.mkdir()
-    tlm.update_export(written / "model", written / "deltas", tmp_path / "new")
+    tlm.deltas.update_export(
+        written / "model", written / "deltas", tmp_path / "new"
+    )
     assert sorted(os.listdir(tmp_path)) == ["new", other.name]
 
 
@@ -144,7 +153,9 @@ def test_the_copy_of_a_read_only_export_is_writable(written, tmp_path):
     for path in everything:
         path.chmod(0o555 if path.is_dir() else 0o444)
     try:
-        assert tlm.update_export(source, written / "deltas", tmp_path / "new")
+        assert tlm.deltas.update_export(
+            source, written / "deltas", tmp_path / "new"
+        )
     finally:
         for path in everything:
             path.chmod(0o755)

@@ -19,7 +19,7 @@ from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.host import changes
 from tf_layoutmap.vocabulary import bucket_layout, state
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 @pytest.mark.covering(1, 1)
@@ -41,8 +41,8 @@ def test_applied_deltas_equal_a_new_export(
     _, deltas = cases.base_and_writer(one, tmp_path)
     arguments = dict(row_format=rows, fuse=fuse, strings=strings)
     path = cases.export(one, tmp_path / "1", delta_writer=deltas, **arguments)
-    served = tlm.ServedModel(path)
-    kept = tlm.ServedModel(path)
+    served = tlm.deltas.ServedModel(path)
+    kept = tlm.deltas.ServedModel(path)
     vocabulary = one.vocabularies["words"]
     batch = cases.inputs(strings)
     for number, step in enumerate(range(4, 16, 4), start=1):
@@ -98,7 +98,7 @@ def served(written, tmp_path):
     """Copies the model and the deltas, and loads the model."""
     for name in ("model", "deltas"):
         shutil.copytree(written / name, tmp_path / name)
-    return tlm.ServedModel(tmp_path / "model")
+    return tlm.deltas.ServedModel(tmp_path / "model")
 
 
 def truncate_data(folder):
@@ -173,20 +173,20 @@ def test_deltas_of_a_restarted_training_raise(tmp_path):
     cases.export(one, tmp_path / "model", delta_writer=lost)
     again = cases.embedding()
     tf.train.Checkpoint(embedding=again).restore(base)
-    deltas = tlm.DeltaWriter(again, tmp_path / "deltas", base=base)
+    deltas = tlm.deltas.DeltaWriter(again, tmp_path / "deltas", base=base)
     cases.export(again, tmp_path / "second", delta_writer=deltas)
     cases.train(again, 2)
     deltas.write()
-    served = tlm.ServedModel(tmp_path / "model")
+    served = tlm.deltas.ServedModel(tmp_path / "model")
     with pytest.raises(ValueError, match="training was restarted after the ex"):
         served.apply(tmp_path / "deltas")
-    tlm.prune_deltas(tmp_path / "deltas", keep=0)
+    tlm.deltas.prune(tmp_path / "deltas", keep=0)
     with pytest.raises(ValueError, match="training was restarted after the ex"):
         served.apply(tmp_path / "deltas")
     # After the first delta, later writers may continue.
-    second = tlm.ServedModel(tmp_path / "second")
+    second = tlm.deltas.ServedModel(tmp_path / "second")
     second.apply(tmp_path / "deltas")
-    third = tlm.DeltaWriter(again, tmp_path / "deltas", base=base)
+    third = tlm.deltas.DeltaWriter(again, tmp_path / "deltas", base=base)
     cases.train(again, 3)
     third.write()
     assert second.apply(tmp_path / "deltas") == 2
@@ -223,7 +223,7 @@ def test_merged_deltas_are_applied(applied, served, written, tmp_path):
     deltas = tmp_path / "deltas"
     for number in range(1, applied + 1):
         served.apply([deltas / f"{number:08d}"])
-    tlm.prune_deltas(deltas, keep=1)
+    tlm.deltas.prune(deltas, keep=1)
     # The model has applied none, some or all of the merged deltas.
     assert served.apply(deltas) == 3
     cases.assert_same_tables(
@@ -233,7 +233,7 @@ def test_merged_deltas_are_applied(applied, served, written, tmp_path):
 
 def test_a_merged_delta_of_another_history_raises(served, written, tmp_path):
     served.apply([tmp_path / "deltas" / "00000001"])
-    other = tlm.prune_deltas(tmp_path / "deltas", keep=0)[0]
+    other = tlm.deltas.prune(tmp_path / "deltas", keep=0)[0]
     meta = dataclasses.replace(
         other.meta, merged=("0" * 64, *other.meta.merged[1:])
     )
@@ -309,7 +309,7 @@ def test_a_delta_that_does_not_fit_raises(change, message, served, tmp_path):
         served.apply(tmp_path / "deltas")
     assert cases.in_memory(served.model) == before
     with pytest.raises(ValueError, match=message):
-        tlm.update_export(
+        tlm.deltas.update_export(
             tmp_path / "model", tmp_path / "deltas", tmp_path / "new"
         )
     assert sorted(one.name for one in tmp_path.iterdir()) == ["deltas", "model"]
@@ -317,7 +317,7 @@ def test_a_delta_that_does_not_fit_raises(change, message, served, tmp_path):
 
 def test_an_export_without_deltas_raises(written):
     with pytest.raises(ValueError, match="tlm.export.*delta_writer=writer"):
-        tlm.ServedModel(written / "fresh")
+        tlm.deltas.ServedModel(written / "fresh")
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_a_modified_description_raises(change, message, served, tmp_path):
     file = tmp_path / "model" / export_state.FILE
     file.write_text(change(file.read_text()))
     with pytest.raises(ValueError, match=message):
-        tlm.ServedModel(tmp_path / "model")
+        tlm.deltas.ServedModel(tmp_path / "model")
 
 
 def test_the_description_of_another_model_raises(written, tmp_path):
@@ -347,7 +347,7 @@ def test_the_description_of_another_model_raises(written, tmp_path):
     target.parent.mkdir(exist_ok=True)
     shutil.copy(written / "model" / export_state.FILE, target)
     with pytest.raises(ValueError, match="a file of another SavedModel"):
-        tlm.ServedModel(tmp_path / "model")
+        tlm.deltas.ServedModel(tmp_path / "model")
 
 
 def test_apply_inside_a_block_of_lookups_raises(served, tmp_path):

@@ -33,7 +33,7 @@ def model_of(version="keras3", *, is_large=False):
     keras_of, layers = VERSIONS[version]
     ids = keras_of.Input([2], dtype="int64", name="ids")
     words = layers.ShardedEmbedding(
-        tlm.OpenVocabulary(80), 8, optimizer="adagrad", name="words"
+        tlm.vocabulary.OpenVocabulary(80), 8, optimizer="adagrad", name="words"
     )
     x = keras_of.layers.Flatten()(words(ids))
     if is_large:
@@ -72,7 +72,9 @@ def mse(found):
 
 def base_and_writer(model, folder, **options):
     base = tf.train.Checkpoint(model=model).save(str(folder / "base"))
-    writer = tlm.DeltaWriter(model, folder / "deltas", base=base, **options)
+    writer = tlm.deltas.DeltaWriter(
+        model, folder / "deltas", base=base, **options
+    )
     return base, writer
 
 
@@ -103,7 +105,7 @@ def test_a_served_model_equals_the_trained_model(version, kind, tmp_path):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "Deltas of this writer do not change")
         path = export(model, writer, tmp_path / "1", kind)
-    served, kept = (tlm.ServedModel(path) for _ in range(2))
+    served, kept = (tlm.deltas.ServedModel(path) for _ in range(2))
     for number in (1, 2, 3):
         fit(model, 5)
         assert writer.write().meta.sequence == number
@@ -121,15 +123,17 @@ def test_a_served_model_equals_the_trained_model(version, kind, tmp_path):
         assert np.any(found != before)
     assert abs(mse(found) - mse(predict(model))) < 1e-3
     # One call applies all deltas; the weights are in their last delta.
-    tlm.merge_deltas([one.path for one in writer.deltas], tmp_path / "merged")
+    tlm.deltas.merge([one.path for one in writer.deltas], tmp_path / "merged")
     assert kept.apply([tmp_path / "merged"]) == 3
     np.testing.assert_array_equal(kept.model.serve(IDS), wanted)
-    tlm.prune_deltas(tmp_path / "deltas", keep=1)
-    assert tlm.update_export(path, tmp_path / "deltas", tmp_path / "2") == 3
+    tlm.deltas.prune(tmp_path / "deltas", keep=1)
+    assert (
+        tlm.deltas.update_export(path, tmp_path / "deltas", tmp_path / "2") == 3
+    )
     updated = tf.saved_model.load(str(tmp_path / "2"))
     np.testing.assert_array_equal(updated.serve(IDS), wanted)
     # The copy and the writer continue.
-    again = tlm.ServedModel(tmp_path / "2")
+    again = tlm.deltas.ServedModel(tmp_path / "2")
     fit(model)
     writer.write()
     assert again.apply(tmp_path / "deltas") == 4
@@ -138,7 +142,7 @@ def test_a_served_model_equals_the_trained_model(version, kind, tmp_path):
     )
     # The full checkpoint contains the state of the optimizer, too.
     expected = tf.train.Checkpoint(model=model).save(str(tmp_path / "expected"))
-    full = tlm.apply_deltas(base, tmp_path / "deltas")
+    full = tlm.deltas.apply(base, tmp_path / "deltas")
     found, wanted = map(tf.train.load_checkpoint, (full, expected))
     for key in wanted.get_variable_to_shape_map():
         if key.endswith("VARIABLE_VALUE") and "save_counter" not in key:
@@ -173,7 +177,7 @@ def test_only_weights_that_changed_are_written(tmp_path):
     # A merged delta contains a weight that one of its deltas has changed.
     third = writer.write()
     assert not third.meta.weights[label]["is_changed"]
-    merged = tlm.merge_deltas([second.path, third.path], tmp_path / "merged")
+    merged = tlm.deltas.merge([second.path, third.path], tmp_path / "merged")
     assert merged.meta.weights[label]["is_changed"]
     np.testing.assert_array_equal(
         tf.train.load_checkpoint(merged.tensors).get_tensor(
@@ -192,7 +196,7 @@ def test_an_export_of_other_weights_is_corrected_by_the_next_delta(tmp_path):
     kernel = model.get_layer("out").kernel
     value = kernel.numpy()
     kernel.assign(value + 1)
-    served = tlm.ServedModel(export(model, writer, tmp_path / "1"))
+    served = tlm.deltas.ServedModel(export(model, writer, tmp_path / "1"))
     # Simulates that the program restores the weights of the last delta.
     kernel.assign(value)
     writer.write()
@@ -206,17 +210,17 @@ def test_a_restarted_writer_continues(tmp_path):
     fit(model)
     base, writer = base_and_writer(model, tmp_path)
     path = export(model, writer, tmp_path / "1")
-    served = tlm.ServedModel(path)
+    served = tlm.deltas.ServedModel(path)
     fit(model)
     writer.write()
-    full = tlm.apply_deltas(base, tmp_path / "deltas")
+    full = tlm.deltas.apply(base, tmp_path / "deltas")
     again = model_of()
     fit(again)
     tf.train.Checkpoint(model=again).read(full).expect_partial()
     layer = again.layers[1]
     with pytest.raises(ValueError, match="weights that this writer does not"):
-        tlm.DeltaWriter(layer, tmp_path / "deltas", base=base)
-    writer = tlm.DeltaWriter(again, tmp_path / "deltas", base=base)
+        tlm.deltas.DeltaWriter(layer, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(again, tmp_path / "deltas", base=base)
     served.apply(tmp_path / "deltas")
     np.testing.assert_array_equal(served.model.serve(IDS), predict(again))
     fit(again, 2)
@@ -232,12 +236,12 @@ def test_the_root_of_the_base_contains_the_weights(tmp_path):
     checkpoint = tf.train.Checkpoint(net=model)
     base = checkpoint.save(str(tmp_path / "base"))
     words = model.get_layer("words")
-    writer = tlm.DeltaWriter(
+    writer = tlm.deltas.DeltaWriter(
         words, tmp_path / "deltas", base=base, root=checkpoint
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "Deltas of this writer do not change")
-        served = tlm.ServedModel(export(model, writer, tmp_path / "1"))
+        served = tlm.deltas.ServedModel(export(model, writer, tmp_path / "1"))
     fit(model)
     writer.write()
     served.apply(tmp_path / "deltas")
@@ -252,7 +256,7 @@ def test_deltas_of_tables_warn_about_other_weights(tmp_path):
         _, writer = base_and_writer(model, tmp_path, weights="tables")
     with pytest.warns(UserWarning, match="do not change .* variables of the"):
         path = export(model, writer, tmp_path / "1")
-    served = tlm.ServedModel(path)
+    served = tlm.deltas.ServedModel(path)
     before = served.model.variables_of_model[0].numpy()
     fit(model)
     assert not writer.write().meta.weights
@@ -273,7 +277,7 @@ def test_a_writer_of_a_layer_warns_about_the_weights_of_the_model(tmp_path):
     model = model_of()
     fit(model)
     base = tf.train.Checkpoint(model=model).save(str(tmp_path / "base"))
-    writer = tlm.DeltaWriter(
+    writer = tlm.deltas.DeltaWriter(
         model.get_layer("words"), tmp_path / "deltas", base=base
     )
     with pytest.warns(UserWarning, match="pass the model, not only its tables"):
@@ -285,7 +289,7 @@ def test_deltas_without_the_weights_of_the_model_raise(tmp_path):
     model = model_of()
     fit(model)
     base, writer = base_and_writer(model, tmp_path)
-    served = tlm.ServedModel(export(model, writer, tmp_path / "1"))
+    served = tlm.deltas.ServedModel(export(model, writer, tmp_path / "1"))
     fit(model)
     writer.write()
     served.apply(tmp_path / "deltas")
@@ -294,10 +298,10 @@ def test_deltas_without_the_weights_of_the_model_raise(tmp_path):
     found = chain.meta_from_json(meta.read_text(), str(meta))
     assert found.weights
     # Simulates a writer of an earlier version.
-    other = tlm.DeltaWriter(words, tmp_path / "others", base=base)
+    other = tlm.deltas.DeltaWriter(words, tmp_path / "others", base=base)
     fit(model)
     with pytest.warns(UserWarning, match="do not change"):
-        old = tlm.ServedModel(export(model, other, tmp_path / "2"))
+        old = tlm.deltas.ServedModel(export(model, other, tmp_path / "2"))
     other.write()
     old.apply(tmp_path / "others")
     state = export_state.read(str(tmp_path / "1"))
@@ -324,7 +328,7 @@ def test_a_damaged_weight_raises_and_changes_nothing(tmp_path):
     model = model_of()
     fit(model)
     _, writer = base_and_writer(model, tmp_path)
-    served = tlm.ServedModel(export(model, writer, tmp_path / "1"))
+    served = tlm.deltas.ServedModel(export(model, writer, tmp_path / "1"))
     fit(model)
     delta = writer.write()
     before = served.model.serve(IDS).numpy()
@@ -338,7 +342,9 @@ def test_a_damaged_weight_raises_and_changes_nothing(tmp_path):
             served.apply(one if one is not delta.path else [one])
     np.testing.assert_array_equal(served.model.serve(IDS), before)
     with pytest.raises(ValueError, match="the file was modified"):
-        tlm.update_export(tmp_path / "1", tmp_path / "deltas", tmp_path / "2")
+        tlm.deltas.update_export(
+            tmp_path / "1", tmp_path / "deltas", tmp_path / "2"
+        )
 
 
 def test_a_model_that_was_trained_before_the_mark_raises(tmp_path):
@@ -360,7 +366,7 @@ def test_calls_in_a_block_see_all_weights_of_one_delta(atomic, tmp_path):
     model = model_of()
     fit(model)
     _, writer = base_and_writer(model, tmp_path)
-    served = tlm.ServedModel(export(model, writer, tmp_path / "1"))
+    served = tlm.deltas.ServedModel(export(model, writer, tmp_path / "1"))
     known = [predict(model)]
     if atomic is False:
         # Only the dense weights change.
@@ -416,10 +422,10 @@ def test_a_module_with_several_dtypes(tmp_path):
 
     one = Scorer()
     base = tf.train.Checkpoint(one).save(str(tmp_path / "base"))
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     tf.saved_model.save(one, str(tmp_path / "1"))
     writer.mark_export(tmp_path / "1")
-    served = tlm.ServedModel(tmp_path / "1")
+    served = tlm.deltas.ServedModel(tmp_path / "1")
     one.scale.assign(one.scale * 3)
     one.count.assign_add(1)
     one.name_of_run.assign("second")
@@ -430,12 +436,14 @@ def test_a_module_with_several_dtypes(tmp_path):
         served.model.serve(cases.inputs()), one.serve(cases.inputs())
     ):
         np.testing.assert_array_equal(found.numpy(), wanted.numpy())
-    tlm.update_export(tmp_path / "1", tmp_path / "deltas", tmp_path / "2")
+    tlm.deltas.update_export(
+        tmp_path / "1", tmp_path / "deltas", tmp_path / "2"
+    )
     loaded = tf.saved_model.load(str(tmp_path / "2"))
     assert loaded.name_of_run.numpy() == b"second"
     restored = Scorer()
     tf.train.Checkpoint(restored).read(
-        tlm.apply_deltas(base, tmp_path / "deltas")
+        tlm.deltas.apply(base, tmp_path / "deltas")
     ).expect_partial()
     assert int(restored.count) == 4
 
@@ -448,7 +456,10 @@ def test_a_model_on_a_mesh(tmp_path):
     with tlm.layout_map_scope(layout_map):
         ids = keras.Input([2], dtype="int64")
         words = tlm.layers.ShardedEmbedding(
-            tlm.OpenVocabulary(80), 4, optimizer="adagrad", name="words"
+            tlm.vocabulary.OpenVocabulary(80),
+            4,
+            optimizer="adagrad",
+            name="words",
         )
         x = keras.layers.Flatten()(words(ids))
         x = keras.layers.Dense(4, "relu")(x)
@@ -456,7 +467,7 @@ def test_a_model_on_a_mesh(tmp_path):
         model.compile("adam", "mse")
     fit(model)
     base, writer = base_and_writer(model, tmp_path)
-    served = tlm.ServedModel(export(model, writer, tmp_path / "1"))
+    served = tlm.deltas.ServedModel(export(model, writer, tmp_path / "1"))
     fit(model)
     writer.write()
     served.apply(tmp_path / "deltas")
@@ -467,7 +478,7 @@ def test_a_model_on_a_mesh(tmp_path):
         served.model.serve(IDS), model.predict(IDS, verbose=0), atol=1e-6
     )
     wanted = tf.train.Checkpoint(model=model).save(str(tmp_path / "wanted"))
-    full = tf.train.load_checkpoint(tlm.apply_deltas(base, tmp_path / "deltas"))
+    full = tf.train.load_checkpoint(tlm.deltas.apply(base, tmp_path / "deltas"))
     reader = tf.train.load_checkpoint(wanted)
     for key in reader.get_variable_to_shape_map():
         if key.endswith("VARIABLE_VALUE") and "save_counter" not in key:

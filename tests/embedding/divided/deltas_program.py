@@ -81,7 +81,7 @@ def write_deltas(one, step, base, directory, failing_write=None):
       directory: Directory of the deltas.
       failing_write: Function that tries to write a delta with a writer.
     """
-    writer = tlm.DeltaWriter(one, directory, base=base)
+    writer = tlm.deltas.DeltaWriter(one, directory, base=base)
     step(0)
     writer.write()
     step(1)
@@ -93,7 +93,7 @@ def write_deltas(one, step, base, directory, failing_write=None):
     assert writer.finish().meta.sequence == 2
     step(4)
     # A new writer compares all rows with the base and the deltas.
-    writer = tlm.DeltaWriter(one, directory, base=base)
+    writer = tlm.deltas.DeltaWriter(one, directory, base=base)
     step(5)
     writer.write()
     assert writer.write().meta.tables["words"]["num_rows"] == 0
@@ -122,7 +122,7 @@ def write_weights(one, strategy, folder, worker):
         model = Model(one)
     checkpoint = tf.train.Checkpoint(model=model)
     checkpoint.write(checkpoints.path_of(folder, "base_of_model", worker))
-    writer = tlm.DeltaWriter(
+    writer = tlm.deltas.DeltaWriter(
         model, folder / "weights", base=str(folder / "base_of_model")
     )
 

@@ -162,8 +162,10 @@ def full_table(**options):
         {one.name: tpu.FeatureConfig(one, name=one.name) for one in tables},
         tpu.SGD(0.5),
         vocabularies={
-            "few": tlm.OpenVocabulary(64, evict="none", on_full="error"),
-            "many": tlm.OpenVocabulary(64, evict="lru"),
+            "few": tlm.vocabulary.OpenVocabulary(
+                64, evict="none", on_full="error"
+            ),
+            "many": tlm.vocabulary.OpenVocabulary(64, evict="lru"),
         },
         **options,
     )
@@ -262,7 +264,7 @@ def refuse(strategy, worker):
                 tpu.FeatureConfig(tpu.TableConfig(8, 2, name="words")),
                 tpu.SGD(0.1),
                 vocabularies={
-                    "words": tlm.OpenVocabulary(8, keep_strings=True)
+                    "words": tlm.vocabulary.OpenVocabulary(8, keep_strings=True)
                 },
                 over_processes="sharded",
             )

@@ -131,7 +131,7 @@ def main(folder):
     # After failed calls, the traced step and the old engine still work.
     step(*plan.batch(3, worker))
     save("base")
-    writer = tlm.DeltaWriter(
+    writer = tlm.deltas.DeltaWriter(
         embedding, folder / "old deltas", base=str(folder / "base")
     )
     found |= outdated_calls(embedding, strategy, worker, step)
@@ -140,7 +140,7 @@ def main(folder):
     for number in range(4, 6):
         step(*plan.batch(number, worker))
     save("new base")
-    writer = tlm.DeltaWriter(
+    writer = tlm.deltas.DeltaWriter(
         embedding, folder / "deltas", base=str(folder / "new base")
     )
     step(*plan.batch(6, worker))

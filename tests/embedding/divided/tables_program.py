@@ -133,7 +133,9 @@ def main(folder):
     checkpoint.write(path_of("base"))
     step(*plan.batch(0, worker))
     # All processes must wait until the first process has written the base.
-    writer = tlm.DeltaWriter(one, folder / "deltas", base=str(folder / "base"))
+    writer = tlm.deltas.DeltaWriter(
+        one, folder / "deltas", base=str(folder / "base")
+    )
     writer.write()
     step(*plan.batch(1, worker))
     reports = {

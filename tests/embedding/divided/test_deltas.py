@@ -52,11 +52,11 @@ def test_a_failed_part_raises_in_all_processes(sharded):
 def test_merged_parts_equal_the_deltas(sharded, tmp_path):
     merged = tmp_path / "merged"
     merged.mkdir()
-    tlm.merge_deltas(
+    tlm.deltas.merge(
         [one.path for one in deltas_in(sharded)],
         merged / chain.directory_name(NUM_DELTAS, 1),
     )
-    full = tlm.apply_deltas(sharded / "base", merged, tmp_path / "full")
+    full = tlm.deltas.apply(sharded / "base", merged, tmp_path / "full")
     assert cases.tensors(full) == cases.tensors(str(sharded / "end"))
 
 
@@ -81,8 +81,8 @@ def test_a_missing_or_foreign_part_raises(sharded, tmp_path, change, words):
     name = "delta.data-00001-of-00002"
     change(copy / "00000001" / name, copy / "00000002" / name)
     for call in (
-        lambda: tlm.apply_deltas(sharded / "base", copy, tmp_path / "full"),
-        lambda: tlm.merge_deltas([copy / "00000001"], tmp_path / "merged"),
+        lambda: tlm.deltas.apply(sharded / "base", copy, tmp_path / "full"),
+        lambda: tlm.deltas.merge([copy / "00000001"], tmp_path / "merged"),
     ):
         with pytest.raises(ValueError, match=words):
             call()
@@ -95,7 +95,7 @@ def test_the_first_process_writes_the_weights(sharded, tmp_path):
         label for label, one in delta.meta.weights.items() if one["is_changed"]
     ]
     assert sorted(changed) == ["model/kernel", "model/mean"]
-    full = tlm.apply_deltas(base, sharded / "weights", tmp_path / "full")
+    full = tlm.deltas.apply(base, sharded / "weights", tmp_path / "full")
     found = cases.tensors(full)
     assert found == cases.tensors(str(sharded / "end_of_model"))
     reader = tf.train.load_checkpoint(full)

@@ -206,7 +206,8 @@ def test_unsupported_calls_raise_in_all_processes(run):
             "sample": "Sampling of keys is not supported with over_processes",
             "evict other": "The keys in `evict` of table 'items' must be equal",
             "write other": "The arguments of `write` of table 'items' must be",
-            "keep strings": "`keep_strings` of tlm.OpenVocabulary must be",
+            "keep strings": "`keep_strings` of tlm.vocabulary.OpenVocabulary "
+            "must be",
             "integers": "The keys of table 'names' must be strings",
         }.items():
             assert words in found[name], name

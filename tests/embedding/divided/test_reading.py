@@ -123,7 +123,7 @@ def test_exports_equal_an_export_of_one_process(folder, tmp_path, rows):
 @pytest.mark.parametrize("rows", program.FORMATS)
 def test_served_models_apply_deltas_of_all_processes(folder, tmp_path, rows):
     """The lookups equal the lookups of an export after the delta."""
-    served = tlm.ServedModel(str(folder / rows))
+    served = tlm.deltas.ServedModel(str(folder / rows))
     features = {
         name: tf.RaggedTensor.from_row_lengths(
             tf.range(size, dtype=tf.int64), tf.ones([size], tf.int64)
@@ -140,7 +140,7 @@ def test_served_models_apply_deltas_of_all_processes(folder, tmp_path, rows):
     for name in features:
         np.testing.assert_array_equal(after[name], wanted[name])
     assert (before["word"].numpy() != after["word"].numpy()).any()
-    tlm.update_export(
+    tlm.deltas.update_export(
         str(folder / rows), str(folder / "deltas"), str(tmp_path / "updated")
     )
     loaded = tf.saved_model.load(str(tmp_path / "updated"))

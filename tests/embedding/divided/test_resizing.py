@@ -101,7 +101,7 @@ def test_a_checkpoint_after_a_resize_has_the_new_capacity(folder, name):
 
 @pytest.mark.slow
 def test_a_delta_after_a_resize_equals_the_tables(folder, tmp_path):
-    full = tlm.apply_deltas(
+    full = tlm.deltas.apply(
         folder / "new base", folder / "deltas", tmp_path / "full"
     )
     assert cases.tensors(full) == cases.tensors(str(folder / "end"))

@@ -67,14 +67,14 @@ def table_options(on_evict):
         "table_dtypes": {"names": "bfloat16"},
         "rounding_seed": 3,
         "vocabularies": {
-            "items": tlm.OpenVocabulary(
+            "items": tlm.vocabulary.OpenVocabulary(
                 80,
                 admission="count",
                 min_count=2,
                 evict="lfu",
                 half_life_steps=2,
             ),
-            "names": tlm.OpenVocabulary(
+            "names": tlm.vocabulary.OpenVocabulary(
                 40, oov_embedding="trainable", on_evict=on_evict
             ),
             "prices": "items",
@@ -220,7 +220,8 @@ def fail(tpu_embedding, strategy, how, worker):
         if how == "keep strings":
             with strategy.scope():
                 cases.embedding(
-                    tlm.OpenVocabulary(8, keep_strings=True), tpu.SGD(0.1)
+                    tlm.vocabulary.OpenVocabulary(8, keep_strings=True),
+                    tpu.SGD(0.1),
                 )
         items = tpu_embedding.vocabularies["items"]
         if how == "evict other":

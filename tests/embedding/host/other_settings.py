@@ -78,10 +78,12 @@ def cases(worker):
         ),
         "seed": lambda: make(rounding_seed=worker),
         "vocabulary": lambda: make(
-            rows=100, vocabulary=tlm.OpenVocabulary(100, ttl_steps=1 + worker)
+            rows=100,
+            vocabulary=tlm.vocabulary.OpenVocabulary(100, ttl_steps=1 + worker),
         ),
         "open": lambda: make(
-            rows=100, vocabulary=tlm.OpenVocabulary(100) if worker else None
+            rows=100,
+            vocabulary=tlm.vocabulary.OpenVocabulary(100) if worker else None,
         ),
         "initializer": lambda: make(
             over_processes="sharded",
@@ -97,7 +99,7 @@ def cases(worker):
         "functions of each process": lambda: make(
             tpu.SGD(lambda: 0.5),
             rows=100,
-            vocabulary=tlm.OpenVocabulary(
+            vocabulary=tlm.vocabulary.OpenVocabulary(
                 100, on_evict=print if worker else None
             ),
         ),

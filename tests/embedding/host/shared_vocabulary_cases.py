@@ -49,7 +49,9 @@ def create(
     }
 
     def vocabulary_settings():
-        return tlm.OpenVocabulary(capacity, on_evict=on_evict, **policy)
+        return tlm.vocabulary.OpenVocabulary(
+            capacity, on_evict=on_evict, **policy
+        )
 
     one = tlm.TPUEmbedding(
         {name: tpu.FeatureConfig(table) for name, table in configs.items()},

@@ -26,7 +26,7 @@ def same(found, expected):
 
 
 def settings():
-    return tlm.OpenVocabulary(
+    return tlm.vocabulary.OpenVocabulary(
         100, admission="count", min_count=2, evict="lfu", half_life_steps=2
     )
 
@@ -166,14 +166,16 @@ def test_checkpoints_that_do_not_match_raise(tmp_path):
     with pytest.raises(RuntimeError, match="while steps are in flight"):
         tf.train.Checkpoint(embedding=embedding).restore(path)
     embedding.reset()
-    other, _ = cases.embedding(tlm.OpenVocabulary(300), tpu.Adagrad(0.1))
+    other, _ = cases.embedding(
+        tlm.vocabulary.OpenVocabulary(300), tpu.Adagrad(0.1)
+    )
     other.build()
     path = tf.train.Checkpoint(embedding=other).save(tmp_path / "other")
     with pytest.raises(
         ValueError,
         match=(
             r"Table 'words' with space for \d+ keys must .* Received: a table "
-            r"with space for \d+ keys .*tlm.convert_vocabularies\("
+            r"with space for \d+ keys .*tlm.vocabulary.convert\("
         ),
     ):
         tf.train.Checkpoint(embedding=embedding).restore(path)
@@ -182,19 +184,25 @@ def test_checkpoints_that_do_not_match_raise(tmp_path):
 def test_a_deferred_restore_raises_the_same_error(
     tmp_path,
 ):
-    saved, _ = cases.embedding(tlm.OpenVocabulary(8), tpu.Adagrad(0.1))
+    saved, _ = cases.embedding(
+        tlm.vocabulary.OpenVocabulary(8), tpu.Adagrad(0.1)
+    )
     saved.build()
     path = tf.train.Checkpoint(embedding=saved).save(tmp_path / "small")
-    larger, _ = cases.embedding(tlm.OpenVocabulary(300), tpu.Adagrad(0.1))
+    larger, _ = cases.embedding(
+        tlm.vocabulary.OpenVocabulary(300), tpu.Adagrad(0.1)
+    )
     tf.train.Checkpoint(embedding=larger).restore(path)
     with pytest.raises(
         ValueError,
         match=(
-            "Received: a table with space for 8 keys .*tlm.convert_vocabularies"
+            "Received: a table with space for 8 keys .*tlm.vocabulary.convert"
         ),
     ):
         larger.build()
-    same_size, _ = cases.embedding(tlm.OpenVocabulary(8), tpu.Adagrad(0.1))
+    same_size, _ = cases.embedding(
+        tlm.vocabulary.OpenVocabulary(8), tpu.Adagrad(0.1)
+    )
     status = tf.train.Checkpoint(embedding=same_size).restore(path)
     same_size.build()
     status.assert_consumed()
@@ -205,7 +213,9 @@ def test_a_deferred_restore_raises_the_same_error(
 def test_stock_ops_find_the_same_rows_as_the_core(capacity, num_shards):
     rng = np.random.default_rng(capacity)
     embedding, _ = cases.embedding(
-        tlm.OpenVocabulary(capacity), tpu.SGD(0.1), num_shards=num_shards
+        tlm.vocabulary.OpenVocabulary(capacity),
+        tpu.SGD(0.1),
+        num_shards=num_shards,
     )
     known = rng.integers(-(2**63) + 1, 2**63 - 1, capacity)
     embedding.enqueue({"ids": tf.constant(known)})
@@ -255,7 +265,7 @@ assert "tf_layoutmap" not in sys.modules
 @pytest.mark.parametrize("kind", ["integers", "strings"])
 def test_an_exported_model_serves_without_this_package(tmp_path, kind):
     embedding, _ = cases.embedding(
-        tlm.OpenVocabulary(6000), tpu.SGD(0.1), num_shards=2
+        tlm.vocabulary.OpenVocabulary(6000), tpu.SGD(0.1), num_shards=2
     )
     ids = np.arange(10_000) * 7919 - 20_000
     if kind == "strings":

@@ -40,7 +40,7 @@ def test_an_open_table_trains_like_a_closed_table(optimizer, dtype):
     rng = np.random.default_rng(0)
     options = {"table_dtypes": dtype, "rounding_seed": 5}
     opened, config = cases.embedding(
-        tlm.OpenVocabulary(100, evict="lru"),
+        tlm.vocabulary.OpenVocabulary(100, evict="lru"),
         optimizer,
         features=("ids", "text"),
         sequence=2,
@@ -103,7 +103,7 @@ def test_updates_are_applied_to_their_own_key_only(pipelined, policy):
     """Each update of a key adds a number that depends on the key to its row."""
     rng = np.random.default_rng(1)
     opened, config = cases.embedding(
-        tlm.OpenVocabulary(64, **policy),
+        tlm.vocabulary.OpenVocabulary(64, **policy),
         tpu.SGD(1.0),
         dim=1,
         initializer=tf.zeros_initializer(),
@@ -155,7 +155,7 @@ def test_updates_are_applied_to_their_own_key_only(pipelined, policy):
 
 def test_a_forward_step_in_flight_pins_its_rows():
     opened, _ = cases.embedding(
-        tlm.OpenVocabulary(8),
+        tlm.vocabulary.OpenVocabulary(8),
         tpu.SGD(0.5),
         dim=1,
         initializer=tf.ones_initializer(),
@@ -177,7 +177,7 @@ def test_a_forward_step_in_flight_pins_its_rows():
 @pytest.mark.parametrize("oov_embedding", ["zeros", "trainable"])
 def test_unknown_keys_use_zeros_or_the_shared_row(oov_embedding):
     opened, config = cases.embedding(
-        tlm.OpenVocabulary(
+        tlm.vocabulary.OpenVocabulary(
             8, admission="count", min_count=2, oov_embedding=oov_embedding
         ),
         tpu.SGD(1.0),
@@ -208,7 +208,9 @@ def test_unknown_keys_use_zeros_or_the_shared_row(oov_embedding):
 def test_frequent_keys_are_admitted_for_any_capacity(capacity):
     """For each window of ids, the count of a key is too low by at most one."""
     opened, _ = cases.embedding(
-        tlm.OpenVocabulary(capacity, admission="count", min_count=200),
+        tlm.vocabulary.OpenVocabulary(
+            capacity, admission="count", min_count=200
+        ),
         tpu.SGD(0.1),
         dim=1,
     )
@@ -237,7 +239,8 @@ def test_frequent_keys_are_admitted_for_any_capacity(capacity):
 
 def test_forward_only_steps_change_nothing():
     opened, _ = cases.embedding(
-        tlm.OpenVocabulary(8, admission="count", min_count=1), tpu.SGD(0.5)
+        tlm.vocabulary.OpenVocabulary(8, admission="count", min_count=1),
+        tpu.SGD(0.5),
     )
     opened.build()
     vocabulary = opened.vocabularies["words"]
@@ -265,7 +268,8 @@ def test_forward_only_steps_change_nothing():
 
 def test_a_key_that_returns_is_initialized_again():
     opened, config = cases.embedding(
-        tlm.OpenVocabulary(8), tpu.Adagrad(0.1, initial_accumulator_value=0.5)
+        tlm.vocabulary.OpenVocabulary(8),
+        tpu.Adagrad(0.1, initial_accumulator_value=0.5),
     )
 
     def step(keys):
@@ -287,7 +291,7 @@ def test_a_key_that_returns_is_initialized_again():
 
 
 def test_keys_of_a_step_in_flight_are_not_evicted():
-    opened, _ = cases.embedding(tlm.OpenVocabulary(8), tpu.SGD(0.1))
+    opened, _ = cases.embedding(tlm.vocabulary.OpenVocabulary(8), tpu.SGD(0.1))
     opened.enqueue({"ids": tf.constant([7, 8])})
     with pytest.raises(
         tf.errors.FailedPreconditionError,
@@ -310,8 +314,12 @@ def test_a_step_without_a_free_row_changes_no_table():
         {"text": tpu.FeatureConfig(words), "ad": tpu.FeatureConfig(ads)},
         tpu.SGD(0.1),
         vocabularies={
-            "words": tlm.OpenVocabulary(100, admission="count", min_count=2),
-            "ads": tlm.OpenVocabulary(8, evict="none", on_full="error"),
+            "words": tlm.vocabulary.OpenVocabulary(
+                100, admission="count", min_count=2
+            ),
+            "ads": tlm.vocabulary.OpenVocabulary(
+                8, evict="none", on_full="error"
+            ),
         },
     )
     opened.enqueue({"text": tf.range(40), "ad": tf.range(40) % 8})
@@ -338,7 +346,7 @@ def test_a_step_without_a_free_row_changes_no_table():
 
 
 def test_a_rejected_batch_inserts_no_key():
-    opened, _ = cases.embedding(tlm.OpenVocabulary(8), tpu.SGD(0.1))
+    opened, _ = cases.embedding(tlm.vocabulary.OpenVocabulary(8), tpu.SGD(0.1))
     for _ in range(4):
         opened.enqueue({"ids": tf.constant([1])})
     with pytest.raises(tf.errors.FailedPreconditionError, match="4 steps are"):
@@ -362,7 +370,9 @@ def test_a_rejected_batch_inserts_no_key():
 
 def test_mixing_strings_and_integers_raises():
     opened, _ = cases.embedding(
-        tlm.OpenVocabulary(8), tpu.SGD(0.1), features=("ids", "others")
+        tlm.vocabulary.OpenVocabulary(8),
+        tpu.SGD(0.1),
+        features=("ids", "others"),
     )
     with pytest.raises(ValueError, match="all have integers or all have str"):
         opened.enqueue({"ids": tf.constant([1]), "others": tf.constant(["a"])})
@@ -390,7 +400,7 @@ def test_mixing_strings_and_integers_raises():
 
 
 def test_invalid_vocabularies_raise():
-    words = tlm.OpenVocabulary(8)
+    words = tlm.vocabulary.OpenVocabulary(8)
     config = cases.table(8)
     other = cases.table(8, name="other", dim=5)
     features = {
@@ -403,19 +413,24 @@ def test_invalid_vocabularies_raise():
 
     for vocabularies, message in (
         ({"word": words}, "must name tables of the feature config"),
-        ({"words": words, config: tlm.OpenVocabulary(8)}, "a table once"),
+        (
+            {"words": words, config: tlm.vocabulary.OpenVocabulary(8)},
+            "a table once",
+        ),
         ({"words": words, "other": words}, "a separate"),
-        ({"words": tlm.OpenVocabulary(9)}, "Received: 8 and 9"),
+        ({"words": tlm.vocabulary.OpenVocabulary(9)}, "Received: 8 and 9"),
     ):
         with pytest.raises(ValueError, match=message):
             make(vocabularies)
     for vocabularies in ([words], {"words": 8}):
-        with pytest.raises(TypeError, match="tlm.OpenVocabulary"):
+        with pytest.raises(TypeError, match="tlm.vocabulary.OpenVocabulary"):
             make(vocabularies)
 
 
 def test_the_serving_lookup_requires_the_vocabularies():
-    opened, config = cases.embedding(tlm.OpenVocabulary(8), tpu.SGD(0.1))
+    opened, config = cases.embedding(
+        tlm.vocabulary.OpenVocabulary(8), tpu.SGD(0.1)
+    )
     feature = {"ids": tpu.FeatureConfig(config)}
     opened.build()
     with pytest.raises(ValueError, match="must be of shape"):
@@ -437,7 +452,7 @@ def test_a_packed_batch_looks_up_its_keys():
     for is_packed in (False, True):
         rng = np.random.default_rng(3)
         embedding, config = cases.embedding(
-            tlm.OpenVocabulary(100),
+            tlm.vocabulary.OpenVocabulary(100),
             tpu.Adagrad(0.1),
             features=("ids", "text"),
             combiner="mean",
@@ -478,7 +493,9 @@ def string_embedding(**arguments):
         },
         tpu.Adagrad(0.5),
         vocabularies={
-            "words": tlm.OpenVocabulary(60, admission="count", min_count=2)
+            "words": tlm.vocabulary.OpenVocabulary(
+                60, admission="count", min_count=2
+            )
         },
         **arguments,
     )
@@ -586,7 +603,7 @@ def test_packed_keys_of_both_kinds_raise():
 
 def test_evicting_a_key_of_a_pending_update_raises():
     opened, _ = cases.embedding(
-        tlm.OpenVocabulary(8),
+        tlm.vocabulary.OpenVocabulary(8),
         tpu.SGD(0.1),
         pipeline_execution_with_tensor_core=True,
     )

@@ -149,7 +149,10 @@ def test_an_error_of_on_evict_undoes_the_call_in_both_processes(run, how):
         ("resize other", "Received: 24 in process 0, 32 in process 1."),
         ("resize in flight", "cannot be resized while steps are in flight"),
         ("evict in a function", "must be called outside tf.function under"),
-        ("keep strings", "`keep_strings` of tlm.OpenVocabulary must be False"),
+        (
+            "keep strings",
+            "`keep_strings` of tlm.vocabulary.OpenVocabulary must be False",
+        ),
     ),
 )
 def test_calls_of_a_single_process_raise(run, how, words):

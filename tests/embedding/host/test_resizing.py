@@ -15,7 +15,7 @@ tpu = tf.tpu.experimental.embedding
 
 def create(capacity=100, *, evict="lru", optimizer=None, **arguments):
     return cases.embedding(
-        tlm.OpenVocabulary(
+        tlm.vocabulary.OpenVocabulary(
             capacity, evict=evict, **arguments.pop("settings", {})
         ),
         optimizer or tpu.Adam(0.25),
@@ -49,8 +49,10 @@ def test_resize_equals_a_converted_checkpoint(
     for number in range(8):
         train(one, number)
     before = save(one, tmp_path / "before")
-    settings = tlm.OpenVocabulary(capacity, evict=arguments.get("evict", "lru"))
-    wanted = tlm.convert_vocabularies(
+    settings = tlm.vocabulary.OpenVocabulary(
+        capacity, evict=arguments.get("evict", "lru")
+    )
+    wanted = tlm.vocabulary.convert(
         before, str(tmp_path / "wanted"), {"words": settings}
     )["words"]
     vocabulary = one.vocabularies["words"]
@@ -184,17 +186,19 @@ def test_a_delta_writer_requires_a_new_base(tmp_path):
     one, _ = create()
     one.build()
     base = save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     one.vocabularies["words"].resize(300)
-    with pytest.raises(RuntimeError, match="tlm.DeltaWriter must be created"):
+    with pytest.raises(
+        RuntimeError, match="tlm.deltas.DeltaWriter must be created"
+    ):
         writer.write()
     with pytest.raises(ValueError, match="have other variables or shapes"):
-        tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+        tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     base = save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path / "new", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "new", base=base)
     train(one, 3)
     writer.write()
-    assert tensors(tlm.apply_deltas(base, tmp_path / "new")) == tensors(
+    assert tensors(tlm.deltas.apply(base, tmp_path / "new")) == tensors(
         save(one, tmp_path / "wanted")
     )
 
@@ -203,7 +207,7 @@ def test_a_model_trains_after_it_is_compiled_again():
     layer = tlm.layers.TPUEmbedding(
         tpu.FeatureConfig(cases.table(64)),
         tpu.Adagrad(0.25),
-        vocabularies={"words": tlm.OpenVocabulary(64)},
+        vocabularies={"words": tlm.vocabulary.OpenVocabulary(64)},
     )
     ids = keras.Input([1], dtype="int64")
     model = keras.Model(ids, keras.layers.Dense(1)(layer(ids)))

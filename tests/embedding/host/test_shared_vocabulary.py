@@ -231,7 +231,7 @@ def test_a_written_key_gets_initial_values_in_the_other_table(tmp_path):
     other = create(500)[0]
     for name in DIMS:
         pair[0].vocabularies[name].export(tmp_path / name)
-        tlm.import_rows(tmp_path / name, other.vocabularies[name])
+        tlm.vocabulary.import_rows(tmp_path / name, other.vocabularies[name])
     all_keys = np.array([5, 9, 7, 11])
     for name in DIMS:
         np.testing.assert_array_equal(
@@ -251,10 +251,13 @@ def test_resize_equals_a_converted_checkpoint(tmp_path, capacity, by):
     for _ in range(4):
         train(one, keys_of(rng, 15), keys_of(rng, 15))
     before = save(one, tmp_path / "before")
-    converted = tlm.convert_vocabularies(
+    converted = tlm.vocabulary.convert(
         before,
         str(tmp_path / "converted"),
-        {"deep": tlm.OpenVocabulary(capacity, evict="lru"), "wide": "deep"},
+        {
+            "deep": tlm.vocabulary.OpenVocabulary(capacity, evict="lru"),
+            "wide": "deep",
+        },
     )
     assert converted["wide"] == converted["deep"]
     gone.clear()
@@ -302,15 +305,18 @@ def test_checkpoints_with_other_vocabularies_raise(tmp_path):
             tf.train.Checkpoint(embedding=one).restore(paths[path])
         for table, values in contents(one).items():
             check_same(values, before[table])
-    larger = tlm.OpenVocabulary(500)
+    larger = tlm.vocabulary.OpenVocabulary(500)
     for path, wanted in (
         ("shared", {"deep": larger}),
-        ("shared", {"deep": larger, "wide": tlm.OpenVocabulary(500)}),
+        (
+            "shared",
+            {"deep": larger, "wide": tlm.vocabulary.OpenVocabulary(500)},
+        ),
         ("separate", {"deep": larger, "wide": "deep"}),
         ("shared", {"wide": larger, "deep": "wide"}),
     ):
         with pytest.raises(ValueError, match="must convert tables that share"):
-            tlm.convert_vocabularies(
+            tlm.vocabulary.convert(
                 paths[path], str(tmp_path / "converted"), wanted
             )
     assert not list(tmp_path.glob("converted*"))
@@ -321,17 +327,17 @@ def test_deltas_restore_both_tables(tmp_path):
     rng = np.random.default_rng(4)
     train(one, keys_of(rng), keys_of(rng))
     base = save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     for step in range(3):
         train(one, keys_of(rng), keys_of(rng))
         if step == 1:
             one.vocabularies["wide"].evict(one.vocabularies["wide"].keys()[:3])
             one.vocabularies["wide"].write([10**12], [[2.0]])
         writer.write()
-    full = tlm.apply_deltas(base, tmp_path / "deltas")
+    full = tlm.deltas.apply(base, tmp_path / "deltas")
     assert tensors(full) == tensors(save(one, tmp_path / "full"))
     # A writer that compares all rows finds no difference.
-    again = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    again = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     assert all(
         table["num_rows"] == 0 for table in again.write().meta.tables.values()
     )
@@ -341,7 +347,7 @@ def test_deltas_of_served_models_raise(tmp_path):
     one, _ = create(64)
     train(one, [1], [1])
     base = save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     for call in (
         lambda: tlm.export(one, str(tmp_path / "served"), delta_writer=writer),
         lambda: writer.mark_export(tmp_path / "served"),
@@ -443,25 +449,29 @@ def test_keys_of_different_kinds_raise():
 @pytest.mark.parametrize(
     ("vocabularies", "error", "message"),
     [
-        ({"wide": "deep"}, ValueError, "that has a tlm.OpenVocabulary in this"),
+        (
+            {"wide": "deep"},
+            ValueError,
+            "that has a tlm.vocabulary.OpenVocabulary in this",
+        ),
         (
             {"wide": "wide"},
             ValueError,
-            "that has a tlm.OpenVocabulary in this",
+            "that has a tlm.vocabulary.OpenVocabulary in this",
         ),
         (
-            {"wide": "dep", "deep": tlm.OpenVocabulary(64)},
+            {"wide": "dep", "deep": tlm.vocabulary.OpenVocabulary(64)},
             ValueError,
             "'dep'",
         ),
         ({"wide": 5}, TypeError, "or the name of the table"),
         (
-            dict.fromkeys(DIMS, tlm.OpenVocabulary(64)),
+            dict.fromkeys(DIMS, tlm.vocabulary.OpenVocabulary(64)),
             ValueError,
-            r"\{'wide': tlm.OpenVocabulary\(...\), 'deep': 'wide'\}",
+            r"\{'wide': tlm.vocabulary.OpenVocabulary\(...\), 'deep': 'wide'\}",
         ),
         (
-            {"wide": "deep", "deep": tlm.OpenVocabulary(65)},
+            {"wide": "deep", "deep": tlm.vocabulary.OpenVocabulary(65)},
             ValueError,
             "`vocabulary_size`",
         ),
@@ -495,7 +505,7 @@ def test_a_table_config_can_name_the_owner():
         [tpu.FeatureConfig(table) for table in configs],
         tpu.SGD(0.1),
         vocabularies={
-            configs[0]: tlm.OpenVocabulary(64),
+            configs[0]: tlm.vocabulary.OpenVocabulary(64),
             configs[1]: configs[0],
         },
     )
@@ -533,8 +543,8 @@ def test_the_ops_reject_tables_of_another_size():
         },
         tpu.SGD(0.1),
         vocabularies={
-            "small": tlm.OpenVocabulary(8),
-            "large": tlm.OpenVocabulary(40),
+            "small": tlm.vocabulary.OpenVocabulary(8),
+            "large": tlm.vocabulary.OpenVocabulary(40),
         },
     )
     separate.build()
@@ -551,7 +561,7 @@ def test_the_ops_reject_tables_of_another_size():
         "expired": False,
         "table": 0,
         "Tvalues": [tf.float32, tf.float32],
-        **tlm.OpenVocabulary(8).policy(),
+        **tlm.vocabulary.OpenVocabulary(8).policy(),
     }
     for sharing, message in (
         ([1], "must have the same number of rows"),

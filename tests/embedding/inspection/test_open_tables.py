@@ -81,7 +81,7 @@ def test_shares_match_a_training_run(min_count, dtype):
         config(table),
         tpu.SGD(0.1),
         vocabularies={
-            "words": tlm.OpenVocabulary(
+            "words": tlm.vocabulary.OpenVocabulary(
                 4000, **(settings if min_count > 1 else {})
             )
         },
@@ -122,7 +122,7 @@ def test_the_proposal_serves_the_kept_share():
         <= 0.75 * proposal["capacity"]
         < (proposal["num_keys"] + 1)
     )
-    num_rows = tlm.OpenVocabulary(proposal["capacity"]).num_rows
+    num_rows = tlm.vocabulary.OpenVocabulary(proposal["capacity"]).num_rows
     assert report["num_rows"] == num_rows
     assert report["num_key_bytes"] == 16 * num_rows
     assert report["num_slot_bytes"] == 2 * 16 * num_rows

@@ -52,7 +52,9 @@ def embedding(policy, optimizer=None, *, capacity=64, **options):
         feature_config(capacity),
         optimizer or tpu.Adagrad(0.3),
         rounding_seed=5,
-        vocabularies={"words": tlm.OpenVocabulary(capacity, **policy)},
+        vocabularies={
+            "words": tlm.vocabulary.OpenVocabulary(capacity, **policy)
+        },
         **options,
     )
     built.build()

@@ -160,7 +160,7 @@ def planned(strategy, coordinator):
         optimizer=tpu.Adagrad(0.3),
         pins={"ads": "rows", "words": f"table on server {num_servers - 1}"},
         batch_size=3,
-        costs=tlm.MachineCosts.typical(),
+        costs=tlm.planning.MachineCosts.typical(),
     )
     host = embedding(OPTIMIZERS["adagrad"](), partitioner=None)
     with strategy.scope():

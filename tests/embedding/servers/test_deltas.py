@@ -29,7 +29,7 @@ def test_closed_tables_without_open_tables(tmp_path):
         )
         one.build()
     base = cases.save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     one.enqueue({"kind": tf.constant([39, 7, 7])})
     one.dequeue()
     one.apply_gradients({"kind": tf.ones([3, 2])})
@@ -44,7 +44,7 @@ def test_closed_tables_without_open_tables(tmp_path):
 def test_a_restarted_program_continues_the_deltas(tmp_path):
     one = on_servers(2, num_shards=2)
     base = cases.save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path, base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path, base=base)
     for step in range(4):
         cases.train(one, step)
         writer.write()
@@ -52,7 +52,7 @@ def test_a_restarted_program_continues_the_deltas(tmp_path):
     # The other number of servers is the restarted cluster.
     again = on_servers(3, num_shards=3)
     tf.train.Checkpoint(embedding=again).restore(full)
-    writer = tlm.DeltaWriter(again, tmp_path, base=base)
+    writer = tlm.deltas.DeltaWriter(again, tmp_path, base=base)
     assert len(writer.deltas) == 4
     for step in range(4, 8):
         cases.train(again, step)
@@ -65,16 +65,16 @@ def test_a_new_writer_contains_all_rows_that_differ(tmp_path, monkeypatch):
     monkeypatch.setattr(base_file, "_BLOCK_BYTES", 64)
     one = on_servers(2, num_shards=3, capacity=300)
     base = cases.save(one, tmp_path / "base")
-    tlm.DeltaWriter(one, tmp_path / "deltas", base=base).write()
+    tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base).write()
     for step in range(3):
         cases.train(one, step)
     # The servers have restarted since then, and no record exists.
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     writer.write()
     check(one, base, tmp_path / "deltas", tmp_path)
     cases.train(one, 3)
     writer.write()
-    tlm.DeltaWriter(one, tmp_path / "deltas", base=base).write()
+    tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base).write()
     check(one, base, tmp_path / "deltas", tmp_path)
 
 
@@ -84,7 +84,7 @@ def test_restored_rows_are_compared(tmp_path):
     for step in range(2):
         cases.train(one, step)
     other = cases.save(one, tmp_path / "other")
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     cases.train(one, 2)
     writer.write()
     tf.train.Checkpoint(embedding=one).restore(other)
@@ -99,7 +99,7 @@ def test_restored_rows_are_compared(tmp_path):
 def test_rows_of_a_failed_write_are_in_the_next_delta(tmp_path):
     one = on_servers(2, num_shards=3)
     base = cases.save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     cases.train(one, 0)
     with (
         full_disk.full_disk(),
@@ -115,7 +115,7 @@ def test_rows_of_a_failed_write_are_in_the_next_delta(tmp_path):
 def test_steps_during_a_write_raise_and_no_row_is_lost(tmp_path, monkeypatch):
     one = on_servers(2, num_shards=3)
     base = cases.save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     cases.train(one, 0)
     changes = one._state.backend._changes
     whole = changes._whole
@@ -136,8 +136,8 @@ def test_steps_during_a_write_raise_and_no_row_is_lost(tmp_path, monkeypatch):
 def test_a_later_writer_replaces_a_writer(tmp_path):
     one = on_servers()
     base = cases.save(one, tmp_path / "base")
-    first = tlm.DeltaWriter(one, tmp_path / "one", base=base)
-    tlm.DeltaWriter(one, tmp_path / "two", base=base)
+    first = tlm.deltas.DeltaWriter(one, tmp_path / "one", base=base)
+    tlm.deltas.DeltaWriter(one, tmp_path / "two", base=base)
     with pytest.raises(RuntimeError, match="only the latest watch"):
         first.write()
 
@@ -145,7 +145,7 @@ def test_a_later_writer_replaces_a_writer(tmp_path):
 def test_after_a_resize_the_writer_raises(tmp_path):
     one = on_servers()
     base = cases.save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     one.vocabularies["words"].resize(1000)
     with pytest.raises(RuntimeError, match="was resized"):
         writer.write()
@@ -154,7 +154,7 @@ def test_after_a_resize_the_writer_raises(tmp_path):
 def test_an_error_of_a_server_names_the_server(tmp_path):
     one = on_servers(2, num_shards=2)
     base = cases.save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     cases.train(one, 0)
     writer._watched.take({}, found := {})
     parts = server_parts._tensors_by_device(
@@ -186,7 +186,7 @@ def test_a_missing_part_of_a_server_raises(tmp_path, monkeypatch):
     """A server that has another file system writes elsewhere."""
     one = on_servers(2, num_shards=2)
     base = cases.save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     cases.train(one, 0)
     write_part = server_parts._write_part
 
@@ -207,7 +207,7 @@ def test_served_models_apply_deltas(tmp_path):
     for step in range(3):
         cases.train(one, step)
     base = cases.save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     signature = [
         {
             "word": tf.RaggedTensorSpec([None, None], tf.int64),
@@ -220,7 +220,7 @@ def test_served_models_apply_deltas(tmp_path):
     for step in range(3, 6):
         cases.train(one, step)
         writer.write()
-    served = tlm.ServedModel(str(tmp_path / "model"))
+    served = tlm.deltas.ServedModel(str(tmp_path / "model"))
     assert served.apply(str(tmp_path / "deltas")) == 3
     ids = {
         "word": tf.ragged.constant(
@@ -244,11 +244,11 @@ def test_the_coordinator_writes_the_weights(tmp_path):
 
     one = Model()
     base = tf.train.Checkpoint(model=one).save(str(tmp_path / "base"))
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     cases.train(one.embedding, 1)
     one.kernel.assign([3.0, 4.0])
     delta = writer.write()
     assert delta.meta.weights["model/kernel"]["is_changed"]
     wanted = tf.train.Checkpoint(model=one).save(str(tmp_path / "wanted"))
-    full = tlm.apply_deltas(base, tmp_path / "deltas", tmp_path / "full")
+    full = tlm.deltas.apply(base, tmp_path / "deltas", tmp_path / "full")
     assert cases.tensors(full) == cases.tensors(wanted)

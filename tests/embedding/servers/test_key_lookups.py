@@ -27,7 +27,9 @@ def make_layer(policy, capacity=64, **options):
     layer = tlm.layers.TPUEmbedding(
         cases.feature_config(capacity),
         tpu.Adagrad(0.3),
-        vocabularies={"words": tlm.OpenVocabulary(capacity, **policy)},
+        vocabularies={
+            "words": tlm.vocabulary.OpenVocabulary(capacity, **policy)
+        },
         **options,
     )
     layer.build()

@@ -31,9 +31,11 @@ def test_a_pending_step_prevents_a_jump_of_the_step():
         tf.errors.FailedPreconditionError,
         match="step of table 'words' cannot be set while a step is in flight",
     ):
-        tlm.import_rows(words(host), words(distributed))
+        tlm.vocabulary.import_rows(words(host), words(distributed))
     distributed.reset()
-    assert tlm.import_rows(words(host), words(distributed)).num_new == 2
+    assert (
+        tlm.vocabulary.import_rows(words(host), words(distributed)).num_new == 2
+    )
 
 
 def test_a_pending_step_keeps_its_rows():

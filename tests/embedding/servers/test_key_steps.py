@@ -286,7 +286,7 @@ def one_table():
     built = tlm.TPUEmbedding(
         {"word": tpu.FeatureConfig(table)},
         tpu.SGD(1.0),
-        vocabularies={"words": tlm.OpenVocabulary(16)},
+        vocabularies={"words": tlm.vocabulary.OpenVocabulary(16)},
     )
     built.build()
     return built

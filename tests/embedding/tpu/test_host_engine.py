@@ -42,7 +42,7 @@ def initializer(shape, dtype=tf.float32):
 def embedding_of(strategy, optimizer=None, *, is_open=False, **options):
     """Returns an embedding with one table and two features."""
     if is_open:
-        options["vocabularies"] = {"words": tlm.OpenVocabulary(80)}
+        options["vocabularies"] = {"words": tlm.vocabulary.OpenVocabulary(80)}
     table = tpu.TableConfig(
         80 if is_open else NUM_ROWS,
         DIM,
@@ -462,7 +462,7 @@ def _layer(version, kind):
     layers = tlm.layers if version is keras else tlm.layers.tf_keras
     if kind == "open":
         layer = layers.ShardedEmbedding(
-            tlm.OpenVocabulary(80),
+            tlm.vocabulary.OpenVocabulary(80),
             DIM,
             embeddings_initializer=version.initializers.Constant(1.0),
             optimizer=tpu.Adagrad(0.5),

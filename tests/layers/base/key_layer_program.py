@@ -44,7 +44,10 @@ def train(library, strategy, batches):
         layers = tlm.layers.tf_keras
     with strategy.scope():
         layer = layers.ShardedEmbedding(
-            tlm.OpenVocabulary(400), 4, optimizer="adagrad", name="words"
+            tlm.vocabulary.OpenVocabulary(400),
+            4,
+            optimizer="adagrad",
+            name="words",
         )
         layer.build(None)
         optimizer = keras.optimizers.SGD(1.0)

@@ -17,13 +17,13 @@ def tpu_layer(num_shards=1):
         tpu.FeatureConfig(tpu.TableConfig(64, 2, combiner="sum", name="words")),
         tpu.SGD(0.5),
         partitioner=tlm.partition.FixedShardsPartitioner(num_shards),
-        vocabularies={"words": tlm.OpenVocabulary(64)},
+        vocabularies={"words": tlm.vocabulary.OpenVocabulary(64)},
     )
 
 
 def sharded_layer(num_shards, mask=False):
     return tlm.layers.ShardedEmbedding(
-        tlm.OpenVocabulary(64),
+        tlm.vocabulary.OpenVocabulary(64),
         2,
         num_shards=num_shards,
         optimizer="sgd",

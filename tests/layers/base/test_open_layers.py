@@ -28,7 +28,7 @@ def layer_of(
     **settings,
 ):
     return layers.ShardedEmbedding(
-        tlm.OpenVocabulary(capacity, **settings),
+        tlm.vocabulary.OpenVocabulary(capacity, **settings),
         4,
         num_shards=num_shards,
         optimizer=tpu.Adagrad(0.5) if optimizer is None else optimizer,
@@ -77,10 +77,12 @@ def test_a_subclassed_model_with_two_tables_is_saved_and_loaded(
                 tpu.FeatureConfig(tpu.TableConfig(100, 1, name=name)),
                 tpu.Adagrad(0.5),
                 name=name,
-                vocabularies={name: tlm.OpenVocabulary(100)},
+                vocabularies={name: tlm.vocabulary.OpenVocabulary(100)},
             )
         # The largest ids cannot be represented exactly in float32.
-        rows = tlm.OpenVocabulary(100) if kind == "open" else 2**24 + 3
+        rows = (
+            tlm.vocabulary.OpenVocabulary(100) if kind == "open" else 2**24 + 3
+        )
         return layers.ShardedEmbedding(
             rows,
             1,
@@ -153,7 +155,7 @@ def test_steps_equal_those_of_a_tpu_embedding(version, layers):
     other = tlm.TPUEmbedding(
         tpu.FeatureConfig(table),
         tpu.SGD(0.5),
-        vocabularies={"table_0": tlm.OpenVocabulary(100)},
+        vocabularies={"table_0": tlm.vocabulary.OpenVocabulary(100)},
     )
     model_optimizer = version.optimizers.SGD(1.0)
     rng = np.random.default_rng(3)
@@ -265,7 +267,10 @@ def test_loading_a_table_of_the_other_kind_raises(tmp_path, version, layers):
         model.save_weights(tmp_path / f"{name}.weights.h5")
         return model
 
-    closed, opened = save(113, "closed"), save(tlm.OpenVocabulary(100), "open")
+    closed, opened = (
+        save(113, "closed"),
+        save(tlm.vocabulary.OpenVocabulary(100), "open"),
+    )
     with pytest.raises(ValueError, match="a table without keys"):
         opened.load_weights(tmp_path / "closed.weights.h5")
     with pytest.raises(ValueError, match="must be one table"):
@@ -397,7 +402,7 @@ def test_frozen_layers_insert_no_keys(version, layers):
 
 @both
 def test_unsupported_arguments_raise_with_an_open_vocabulary(version, layers):
-    words = tlm.OpenVocabulary(100)
+    words = tlm.vocabulary.OpenVocabulary(100)
     with pytest.raises(ValueError, match="`optimizer` must be given: if a row"):
         layers.ShardedEmbedding(words, 4)
     for name in ("embeddings_regularizer", "embeddings_constraint"):
@@ -539,7 +544,7 @@ def test_a_model_with_a_sparse_input_trains_and_is_exported(
         ([[-1, 0], [0, 2]], "inside its shape"),
     ],
 )
-@pytest.mark.parametrize("rows", [5, tlm.OpenVocabulary(5)])
+@pytest.mark.parametrize("rows", [5, tlm.vocabulary.OpenVocabulary(5)])
 def test_invalid_sparse_indices_raise(version, layers, indices, match, rows):
     del version
     layer = layers.ShardedEmbedding(rows, 2, optimizer="sgd", name="words")

@@ -37,7 +37,9 @@ def model_of(
         {"text": tpu.FeatureConfig(words)},
         tpu.Adagrad(0.5),
         table_dtypes=table_dtypes,
-        vocabularies={"words": tlm.OpenVocabulary(capacity, **settings)},
+        vocabularies={
+            "words": tlm.vocabulary.OpenVocabulary(capacity, **settings)
+        },
     )
     inputs = (
         version.Input([None], dtype="int64", name="packed")
@@ -180,10 +182,14 @@ def test_a_file_loads_into_another_capacity_as_a_converted_checkpoint(
     source = tf.train.Checkpoint(layer.embedding).write(str(tmp_path / "old"))
     target = str(tmp_path / "new")
     settings["capacity"] = capacity
-    converted = tlm.convert_vocabularies(
+    converted = tlm.vocabulary.convert(
         source,
         target,
-        {"words": tlm.OpenVocabulary(capacity, admission="count", min_count=2)},
+        {
+            "words": tlm.vocabulary.OpenVocabulary(
+                capacity, admission="count", min_count=2
+            )
+        },
     )["words"]
     _, other = model_of(version, layer_class, **settings)
     tf.train.Checkpoint(other.embedding).read(

@@ -48,7 +48,7 @@ class Tokens(Rows):
     """A `TPUEmbedding` with one table."""
 
     def __init__(self, layers, rows):
-        is_open = isinstance(rows, tlm.OpenVocabulary)
+        is_open = isinstance(rows, tlm.vocabulary.OpenVocabulary)
         table = tpu.TableConfig(
             rows.capacity if is_open else rows,
             DIM,
@@ -132,7 +132,7 @@ def optimizer_of(version, weights):
     "step", [eager, around_a_function, in_a_function, persistent]
 )
 def test_repeated_updates_equal_a_closed_table(version, layers, kind, step):
-    opened = kind(layers, tlm.OpenVocabulary(20))
+    opened = kind(layers, tlm.vocabulary.OpenVocabulary(20))
     with tf.GradientTape():
         opened.layer(KEYS)
     start = tf.convert_to_tensor(opened.table).numpy()
@@ -159,7 +159,7 @@ def test_repeated_updates_equal_a_closed_table(version, layers, kind, step):
 @pytest.mark.parametrize("operation", list(OPERATIONS))
 def test_another_lookup_ends_repeated_updates(kind, operation):
     """The row of the first key is assigned to another key in the meantime."""
-    subject = kind(tlm.layers, tlm.OpenVocabulary(8))
+    subject = kind(tlm.layers, tlm.vocabulary.OpenVocabulary(8))
     weights = subject.layer.trainable_variables
     apply = optimizer_of(keras, weights)
 
@@ -190,7 +190,7 @@ def test_another_lookup_ends_repeated_updates(kind, operation):
 @pytest.mark.parametrize("how", ["checkpoint", "weights"])
 def test_replaced_values_end_repeated_updates(kind, how, tmp_path):
     """A restored row may belong to another key."""
-    subject = kind(tlm.layers, tlm.OpenVocabulary(8))
+    subject = kind(tlm.layers, tlm.vocabulary.OpenVocabulary(8))
     model = keras.Sequential([keras.Input([], dtype="int64"), subject.layer])
     weights = subject.layer.trainable_variables
     apply = optimizer_of(keras, weights)

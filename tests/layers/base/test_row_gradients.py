@@ -25,7 +25,7 @@ def rule(name):
 
 def open_layer(layers, optimizer="sgd", capacity=20, **settings):
     layer = layers.ShardedEmbedding(
-        tlm.OpenVocabulary(capacity, **settings),
+        tlm.vocabulary.OpenVocabulary(capacity, **settings),
         DIM,
         num_shards=2,
         optimizer=rule(optimizer),
@@ -466,7 +466,7 @@ def test_fit_with_a_global_norm_of_all_gradients_equals_a_closed_table():
 @pytest.mark.parametrize("num_shards", [1, 2])
 def test_stateless_call_uses_the_passed_table(kind, num_shards):
     layer = tlm.layers.ShardedEmbedding(
-        tlm.OpenVocabulary(20) if kind == "open" else 10,
+        tlm.vocabulary.OpenVocabulary(20) if kind == "open" else 10,
         DIM,
         num_shards=num_shards,
         optimizer=None if kind == "shards" else "sgd",

@@ -43,7 +43,7 @@ def sampled_of(keys, expected_counts):
 def make_layer(layers=tlm.layers, keys=NUM_KEYS, **options):
     """Returns a layer with random rows, and the keys and rows by name."""
     layer = layers.ShardedEmbedding(
-        tlm.OpenVocabulary(100),
+        tlm.vocabulary.OpenVocabulary(100),
         DIM,
         **{"optimizer": tpu.SGD(1.0), "name": "items", **options},
     )
@@ -238,10 +238,14 @@ def test_fit_trains_a_model_from_an_empty_vocabulary():
         def __init__(self):
             super().__init__()
             self.users = tlm.layers.ShardedEmbedding(
-                tlm.OpenVocabulary(100), DIM, optimizer=tpu.Adagrad(0.3)
+                tlm.vocabulary.OpenVocabulary(100),
+                DIM,
+                optimizer=tpu.Adagrad(0.3),
             )
             self.items = tlm.layers.ShardedEmbedding(
-                tlm.OpenVocabulary(100), DIM, optimizer=tpu.Adagrad(0.3)
+                tlm.vocabulary.OpenVocabulary(100),
+                DIM,
+                optimizer=tpu.Adagrad(0.3),
             )
 
         def call(self, ids):
@@ -277,7 +281,7 @@ def test_fit_trains_a_model_from_an_empty_vocabulary():
 
 def test_labels_that_are_not_admitted_have_no_loss():
     layer = tlm.layers.ShardedEmbedding(
-        tlm.OpenVocabulary(100, admission="count", min_count=9),
+        tlm.vocabulary.OpenVocabulary(100, admission="count", min_count=9),
         DIM,
         optimizer="adagrad",
     )

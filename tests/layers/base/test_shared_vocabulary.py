@@ -41,7 +41,9 @@ def model_of(version, layer_class, owners=("deep",)):
         {name: tpu.FeatureConfig(table) for name, table in tables.items()},
         tpu.Adagrad(0.5),
         vocabularies={
-            name: tlm.OpenVocabulary(100) if name in owners else owners[0]
+            name: tlm.vocabulary.OpenVocabulary(100)
+            if name in owners
+            else owners[0]
             for name in tables
         },
     )

@@ -20,7 +20,7 @@ def model_of(version, layers):
             )
         },
         tpu.SGD(0.1),
-        vocabularies={"words": tlm.OpenVocabulary(64)},
+        vocabularies={"words": tlm.vocabulary.OpenVocabulary(64)},
     )
     inputs = {"ids": version.Input([2], dtype="int64", name="ids")}
     model = version.Model(inputs, version.layers.Dense(1)(layer(inputs)["ids"]))
@@ -67,7 +67,7 @@ def test_the_logged_name_of_a_sharded_embedding_is_its_layer_name(
     version, layers
 ):
     layer = layers.ShardedEmbedding(
-        tlm.OpenVocabulary(64), 2, optimizer="sgd", name="words"
+        tlm.vocabulary.OpenVocabulary(64), 2, optimizer="sgd", name="words"
     )
     model = version.Sequential([version.Input([2], dtype="int64"), layer])
     model.compile("sgd", "mse")
@@ -96,7 +96,7 @@ def test_the_progress_bar_shows_totals_over_all_tables(
         },
         tpu.SGD(0.1),
         vocabularies={
-            name: tlm.OpenVocabulary(8 * number + 8)
+            name: tlm.vocabulary.OpenVocabulary(8 * number + 8)
             for number, name in enumerate(names)
         },
     )
@@ -156,7 +156,7 @@ def test_a_model_built_by_fit_is_logged_from_its_first_epoch(
 ):
     layer = (
         layers.ShardedEmbedding(
-            tlm.OpenVocabulary(64),
+            tlm.vocabulary.OpenVocabulary(64),
             2,
             optimizer="sgd",
             name="words",
@@ -167,7 +167,7 @@ def test_a_model_built_by_fit_is_logged_from_its_first_epoch(
                 tpu.TableConfig(64, 2, initializer=tf.ones, name="words")
             ),
             tpu.SGD(0.1),
-            vocabularies={"words": tlm.OpenVocabulary(64)},
+            vocabularies={"words": tlm.vocabulary.OpenVocabulary(64)},
         )
     )
 

@@ -206,7 +206,7 @@ def test_weights_of_keys_have_a_gradient():
     layer = tlm.layers.TPUEmbedding(
         tpu.FeatureConfig(table),
         tpu.SGD(0.5),
-        vocabularies={"words": tlm.OpenVocabulary(64)},
+        vocabularies={"words": tlm.vocabulary.OpenVocabulary(64)},
     )
     ids = tf.ragged.constant([[10**12, 5], [-3]], dtype=tf.int64)
     layer.build()

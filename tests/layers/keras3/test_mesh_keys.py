@@ -44,7 +44,7 @@ def layer_of(name="words", optimizer=None, capacity=100, mask=False, **options):
         if key in options
     }
     return tlm.layers.ShardedEmbedding(
-        tlm.OpenVocabulary(capacity, **settings),
+        tlm.vocabulary.OpenVocabulary(capacity, **settings),
         DIM,
         optimizer=rules.Adagrad(0.5, 0.25) if optimizer is None else optimizer,
         mask_zero=mask,

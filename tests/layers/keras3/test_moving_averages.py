@@ -27,7 +27,7 @@ def replaced():
 
 def with_keys():
     layer = tlm.layers.ShardedEmbedding(
-        tlm.OpenVocabulary(16), DIM, optimizer=tpu.SGD(0.1)
+        tlm.vocabulary.OpenVocabulary(16), DIM, optimizer=tpu.SGD(0.1)
     )
     return layer, lambda: layer.embeddings.numpy()
 

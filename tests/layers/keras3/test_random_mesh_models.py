@@ -58,7 +58,7 @@ def model_of(case):
     keras.utils.set_random_seed(case["seed"])
     ids = keras.Input([case["length"]], dtype="int64")
     layer = tlm.layers.ShardedEmbedding(
-        tlm.OpenVocabulary(64) if case["is_open"] else NUM_ROWS,
+        tlm.vocabulary.OpenVocabulary(64) if case["is_open"] else NUM_ROWS,
         DIM,
         optimizer=RULES[case["rule"]](),
         embeddings_constraint=CONSTRAINTS[case["constraint"]],

@@ -33,7 +33,7 @@ def closed():
 
 
 def with_open_vocabulary():
-    return table(tlm.OpenVocabulary(capacity=32))
+    return table(tlm.vocabulary.OpenVocabulary(capacity=32))
 
 
 def of_features():

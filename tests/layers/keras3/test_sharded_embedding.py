@@ -232,7 +232,7 @@ def test_a_partitioner_sets_the_number_of_shards():
     assert layer.num_shards == 3
     with pytest.warns(UserWarning, match="2 shards instead of num_shards=3"):
         tlm.layers.ShardedEmbedding(
-            tlm.OpenVocabulary(16), 2, num_shards=3, optimizer="sgd"
+            tlm.vocabulary.OpenVocabulary(16), 2, num_shards=3, optimizer="sgd"
         )
 
 
@@ -410,7 +410,7 @@ def test_strings_raise_with_the_vocabulary_that_supports_them():
         TypeError,
         match=(
             r"layer 'users' must be integers in \[0, 10\). Received: strings."
-            r".*`input_dim=tlm.OpenVocabulary\(capacity\)`"
+            r".*`input_dim=tlm.vocabulary.OpenVocabulary\(capacity\)`"
         ),
     ):
         layer(tf.constant(["ann"]))

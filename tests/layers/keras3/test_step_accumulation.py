@@ -40,10 +40,10 @@ def tpu_layer(rule, vocabularies):
 
 LAYERS = {
     "closed": lambda rule: sharded(NUM_ROWS, rule),
-    "open": lambda rule: sharded(tlm.OpenVocabulary(NUM_ROWS), rule),
+    "open": lambda rule: sharded(tlm.vocabulary.OpenVocabulary(NUM_ROWS), rule),
     "tpu": lambda rule: tpu_layer(rule, None),
     "open tpu": lambda rule: tpu_layer(
-        rule, {"words": tlm.OpenVocabulary(NUM_ROWS)}
+        rule, {"words": tlm.vocabulary.OpenVocabulary(NUM_ROWS)}
     ),
 }
 

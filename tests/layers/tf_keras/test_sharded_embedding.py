@@ -412,7 +412,7 @@ def test_fit_trains_a_layer_with_a_table_attribute(rule):
 def test_legacy_h5_files_raise_for_open_vocabulary_tables(tmp_path):
     """Legacy files contain only weights; keys are not weights."""
     layer = tlm.layers.tf_keras.ShardedEmbedding(
-        tlm.OpenVocabulary(8), 2, optimizer="sgd", name="words"
+        tlm.vocabulary.OpenVocabulary(8), 2, optimizer="sgd", name="words"
     )
     model = tf_keras.Sequential([tf_keras.Input([2], dtype="int64"), layer])
     with pytest.raises(NotImplementedError, match="legacy .h5 files.*'words'"):

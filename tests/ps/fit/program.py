@@ -468,13 +468,15 @@ def key_model(strategy=None, steps_per_execution=1):
             features,
             tpu.Adagrad(0.3),
             vocabularies={
-                "t": tlm.OpenVocabulary(64, oov_embedding="trainable"),
+                "t": tlm.vocabulary.OpenVocabulary(
+                    64, oov_embedding="trainable"
+                ),
                 "w": "t",
             },
         )
         found = layer({"a": inputs["a"], "wide": inputs["a"][:, :1]})
         words = layers.ShardedEmbedding(
-            tlm.OpenVocabulary(64, min_count=2, admission="count"),
+            tlm.vocabulary.OpenVocabulary(64, min_count=2, admission="count"),
             4,
             num_shards=2,
             name="words",

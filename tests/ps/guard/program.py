@@ -41,7 +41,7 @@ def make_embedding(strategy, num_rows=64):
                 for name, size in (("ids", num_rows), ("keys", 64))
             },
             tpu.Adagrad(0.5),
-            vocabularies={"keys": tlm.OpenVocabulary(64)},
+            vocabularies={"keys": tlm.vocabulary.OpenVocabulary(64)},
             partitioner=tlm.partitioners.FixedShardsPartitioner(2),
         )
         one.build(4)
@@ -75,7 +75,7 @@ def calls(strategy, embedding, run, folder):
     capacities = itertools.cycle([128, 64])
     checkpoint = tf.train.Checkpoint(embedding=embedding)
     base = checkpoint.write(str(folder / "base"))
-    writer = tlm.DeltaWriter(embedding, folder / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(embedding, folder / "deltas", base=base)
     table = list(embedding.embedding_tables.values())[0]
     return {
         "stats": embedding.stats,

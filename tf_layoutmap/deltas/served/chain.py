@@ -166,8 +166,8 @@ def meta_from_json(text: str, where: str) -> Meta:
         version, seal = found.pop("format"), found.pop("seal")
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
-            f"{where!r} must be a file that tlm.DeltaWriter has written. "
-            "Received: a truncated or modified file."
+            f"{where!r} must be a file that tlm.deltas.DeltaWriter has "
+            "written. Received: a truncated or modified file."
         ) from None
     if version not in FORMATS:
         raise ValueError(
@@ -176,8 +176,8 @@ def meta_from_json(text: str, where: str) -> Meta:
         )
     if seal != _seal(found):
         raise ValueError(
-            f"{where!r} must be a file that tlm.DeltaWriter has written. "
-            "Received: a modified file, whose seal does not match."
+            f"{where!r} must be a file that tlm.deltas.DeltaWriter has "
+            "written. Received: a modified file, whose seal does not match."
         )
     fields: dict[str, Any] = dict(found)
     for name in ("merged", "writers"):
@@ -434,11 +434,11 @@ def read_chain(
             )
         if writer and meta.writer_of(sequence + 1) != writer:
             raise ValueError(
-                f"Delta {sequence + 1} must be of the tlm.DeltaWriter that was "
-                "passed when the model was exported. Received: a delta of "
-                f"another writer ({path!r}). The training was restarted after "
-                "the export, and the model can contain rows of steps that were "
-                "lost. Export the model again."
+                f"Delta {sequence + 1} must be of the tlm.deltas.DeltaWriter "
+                "that was passed when the model was exported. Received: a "
+                f"delta of another writer ({path!r}). The training was "
+                "restarted after the export, and the model can contain rows of "
+                "steps that were lost. Export the model again."
             )
         _check_files(path, meta)
         found.append(delta)

@@ -377,8 +377,8 @@ def _check_weights(state: ExportState, deltas: Sequence[Delta]) -> None:
                 "Each delta must record all weights of the model. Received: a "
                 f"delta without {missing[:3]} ({len(missing)} of "
                 f"{len(state.weights or ())} weights; delta {delta.path!r}). "
-                "Pass the model to tlm.DeltaWriter, or export the model again "
-                "with the writer of this delta."
+                "Pass the model to tlm.deltas.DeltaWriter, or export the model "
+                "again with the writer of this delta."
             )
 
 

@@ -1,8 +1,8 @@
 """The file in a SavedModel that describes its tables and its last delta.
 
-`tlm.export` and `tlm.DeltaWriter.mark_export` write the file, and programs that
-apply deltas read it. The file is in the folder `assets.extra`, which TensorFlow
-does not read.
+`tlm.export` and `tlm.deltas.DeltaWriter.mark_export` write the file, and
+programs that apply deltas read it. The file is in the folder `assets.extra`,
+which TensorFlow does not read.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def read(folder: str) -> ExportState:
         raise ValueError(
             f"{folder!r} must be a SavedModel that was written with "
             "`tlm.export(..., delta_writer=writer)`, or marked by "
-            f"`tlm.DeltaWriter.mark_export`. Received: {error}."
+            f"`tlm.deltas.DeltaWriter.mark_export`. Received: {error}."
         ) from None
     state = _from_json(text, path)
     try:

@@ -50,7 +50,7 @@ def update_export(
     >>> embedding.build()
     >>> where = tempfile.mkdtemp()
     >>> base = tf.train.Checkpoint(embedding=embedding).save(where + "/base")
-    >>> writer = tlm.DeltaWriter(embedding, where + "/deltas", base=base)
+    >>> writer = tlm.deltas.DeltaWriter(embedding, where + "/deltas", base=base)
     >>> spec = [{"title": tf.TensorSpec([None], tf.int64)}]
     >>> _ = tlm.export(
     ...     embedding, where + "/model/1", input_signature=spec,
@@ -59,7 +59,7 @@ def update_export(
     >>> _ = embedding.dequeue()
     >>> embedding.apply_gradients({"title": tf.ones([1, 4])})
     >>> _ = writer.write()
-    >>> tlm.update_export(where + "/model/1", where + "/deltas",
+    >>> tlm.deltas.update_export(where + "/model/1", where + "/deltas",
     ...                   where + "/model/2")
     1
     >>> served = tf.saved_model.load(where + "/model/2")
@@ -70,7 +70,7 @@ def update_export(
     Args:
       path: Folder of the SavedModel, which is written with
         `tlm.export(..., delta_writer=writer)` or marked by
-        `tlm.DeltaWriter.mark_export`. The folder is not changed.
+        `tlm.deltas.DeltaWriter.mark_export`. The folder is not changed.
       deltas: Directory of the deltas, or a list of paths of deltas. Deltas of a
         directory that were already applied are ignored. In a list, they raise
         an error.

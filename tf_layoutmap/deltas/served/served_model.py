@@ -29,10 +29,10 @@ class ServedModel:
     """A loaded SavedModel to which deltas of its variables are applied.
 
     The SavedModel is written with `tlm.export(..., delta_writer=writer)`, or is
-    marked by `tlm.DeltaWriter.mark_export`. After all deltas are applied, the
-    tables and weights are bitwise identical to the variables of a model that is
-    exported when the last delta is written. The class requires only TensorFlow
-    and NumPy: a process without tf_layoutmap can use a copy of the folder
+    marked by `tlm.deltas.DeltaWriter.mark_export`. After all deltas are
+    applied, the tables and weights are bitwise identical to the variables of a
+    model that is exported when the last delta is written. The class requires
+    only TensorFlow and NumPy: a process without tf_layoutmap can use a copy of the folder
     `tf_layoutmap/deltas/served`.
 
     >>> import tempfile
@@ -45,7 +45,7 @@ class ServedModel:
     >>> embedding.build()
     >>> where = tempfile.mkdtemp()
     >>> base = tf.train.Checkpoint(embedding=embedding).save(where + "/base")
-    >>> writer = tlm.DeltaWriter(embedding, where + "/deltas", base=base)
+    >>> writer = tlm.deltas.DeltaWriter(embedding, where + "/deltas", base=base)
     >>> spec = [{"title": tf.TensorSpec([None], tf.int64)}]
     >>> _ = tlm.export(
     ...     embedding, where + "/model", input_signature=spec,
@@ -54,7 +54,7 @@ class ServedModel:
     >>> _ = embedding.dequeue()
     >>> embedding.apply_gradients({"title": tf.ones([1, 4])})
     >>> _ = writer.write()
-    >>> served = tlm.ServedModel(where + "/model")
+    >>> served = tlm.deltas.ServedModel(where + "/model")
     >>> served.apply(where + "/deltas")
     1
     >>> ids = tf.constant([3, 4], tf.int64)

@@ -115,7 +115,7 @@ def with_vocabularies(
     if not isinstance(vocabularies, Mapping):
         raise TypeError(
             "Argument `vocabularies` must be a mapping from names of tables "
-            f"to tlm.OpenVocabulary. Received: {vocabularies!r}."
+            f"to tlm.vocabulary.OpenVocabulary. Received: {vocabularies!r}."
         )
     tables = list(spec.tables)
     by_table = cast("Mapping[Any, Any]", vocabularies)
@@ -140,7 +140,7 @@ def with_vocabularies(
         if table.num_rows != settings.capacity:
             raise ValueError(
                 "The `vocabulary_size` of a TableConfig must equal the "
-                "`capacity` of its tlm.OpenVocabulary. Received: "
+                "`capacity` of its tlm.vocabulary.OpenVocabulary. Received: "
                 f"{table.num_rows} and {settings.capacity} (table "
                 f"{table.name!r})."
             )
@@ -182,9 +182,9 @@ def _owner(
     if isinstance(value, str) or any(value is one for one in table_configs):
         return config.index_of_table(value, spec, table_configs, "vocabularies")
     raise TypeError(
-        "Argument `vocabularies` must hold tlm.OpenVocabulary, or the name of "
-        f"the table whose vocabulary is shared. Received: {value!r} (table "
-        f"{spec.tables[table].name!r})."
+        "Argument `vocabularies` must hold tlm.vocabulary.OpenVocabulary, or "
+        "the name of the table whose vocabulary is shared. Received: "
+        f"{value!r} (table {spec.tables[table].name!r})."
     )
 
 
@@ -207,16 +207,17 @@ def _check_owners(
             other = seen.setdefault(id(settings_of[table]), name)
             if other != name:
                 raise ValueError(
-                    "Each table must have a separate tlm.OpenVocabulary, "
-                    "because the rows of a table belong to its keys. If the "
-                    "tables share their keys, pass the name of the first "
-                    f"table: {{{other!r}: tlm.OpenVocabulary(...), {name!r}: "
-                    f"{other!r}}}. Received: the same object for tables "
+                    "Each table must have a separate "
+                    "tlm.vocabulary.OpenVocabulary, because the rows of a "
+                    "table belong to its keys. If the tables share their keys, "
+                    f"pass the name of the first table: {{{other!r}: "
+                    f"tlm.vocabulary.OpenVocabulary(...), {name!r}: {other!r}}}"
+                    ". Received: the same object for tables "
                     f"{other!r} and {name!r}."
                 )
         elif owners.get(owner, owner) is not None:
             raise ValueError(
                 "Argument `vocabularies` must hold the name of a table that "
-                "has a tlm.OpenVocabulary in this argument. Received: "
-                f"{spec.tables[owner].name!r} (table {name!r})."
+                "has a tlm.vocabulary.OpenVocabulary in this argument. "
+                f"Received: {spec.tables[owner].name!r} (table {name!r})."
             )

@@ -200,8 +200,8 @@ class HostBackend:
             self._started.retire(
                 f"The vocabulary of table {name!r} was resized: functions "
                 "that were traced before the resize must be traced again, "
-                "Keras models must be compiled again, and a tlm.DeltaWriter "
-                "must be created again with a new base"
+                "Keras models must be compiled again, and a "
+                "tlm.deltas.DeltaWriter must be created again with a new base"
             )
         except tf.errors.FailedPreconditionError:
             raise RuntimeError(

@@ -132,9 +132,9 @@ def check_writes(
         [
             tf.strings.join(
                 [
-                    "`write` of a vocabulary and tlm.import_rows must be "
-                    "called in all processes with the same keys and rows; "
-                    "otherwise their tables differ. Process ",
+                    "`write` of a vocabulary and tlm.vocabulary.import_rows "
+                    "must be called in all processes with the same keys and "
+                    "rows; otherwise their tables differ. Process ",
                     tf.strings.as_string(tf.argmax(is_other) // num_local),
                     " has written other rows than process 0.",
                 ]

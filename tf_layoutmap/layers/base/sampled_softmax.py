@@ -43,7 +43,7 @@ def sampled_softmax_loss(
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
     >>> items = tlm.layers.ShardedEmbedding(
-    ...     tlm.OpenVocabulary(100), 2,
+    ...     tlm.vocabulary.OpenVocabulary(100), 2,
     ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
     >>> _ = items(np.array(["hat"]))
     >>> _ = items.vocabulary.write(["hat", "bag"], [[1., 0.], [0., 1.]])
@@ -96,8 +96,8 @@ def sampled_softmax_loss(
         raise ValueError(
             checks.message(
                 "table",
-                "a layer with a tlm.OpenVocabulary; with row indices, use "
-                "`tf.nn.sampled_softmax_loss`",
+                "a layer with a tlm.vocabulary.OpenVocabulary; with row "
+                "indices, use `tf.nn.sampled_softmax_loss`",
                 f"layer {table.name!r} with input_dim={table.input_dim}",
             )
         )

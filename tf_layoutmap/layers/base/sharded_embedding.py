@@ -163,7 +163,8 @@ def read_ids(
         raise TypeError(
             f"Ids of layer {name!r} must be integers in [0, {num_rows}). "
             "Received: strings. To look up strings, create the layer with "
-            "`input_dim=tlm.OpenVocabulary(capacity)` and an `optimizer`."
+            "`input_dim=tlm.vocabulary.OpenVocabulary(capacity)` and an "
+            "`optimizer`."
         )
     for dtype in (ids.dtype.name, *compute_dtypes):
         if num_rows <= _LARGEST_EXACT.get(dtype, 0):
@@ -230,9 +231,9 @@ class EmbeddingCore(LayerBase):
 
         Args:
           input_dim: Number of rows of the table; ids are in `[0, input_dim)`.
-            If `input_dim` is a `tlm.OpenVocabulary`, ids may be any int64
-            values or strings. Training steps assign rows to new ids that the
-            vocabulary admits.
+            If `input_dim` is a `tlm.vocabulary.OpenVocabulary`, ids may be any
+            int64 values or strings. Training steps assign rows to new ids that
+            the vocabulary admits.
           output_dim: Number of columns of the table.
           num_shards: Number of shards; 1 by default. If the table has fewer
             rows, the layer warns, and each row is a shard. On a mesh, neither
@@ -582,7 +583,8 @@ class EmbeddingCore(LayerBase):
         if isinstance(inputs, StoredKeys):
             raise TypeError(
                 "Keys of a vocabulary must be looked up in a layer whose "
-                "`input_dim` is a tlm.OpenVocabulary. Received: StoredKeys "
+                "`input_dim` is a tlm.vocabulary.OpenVocabulary. Received: "
+                "StoredKeys "
                 f"(layer {self.name!r}, with input_dim={self.input_dim})."
             )
         return read_ids(

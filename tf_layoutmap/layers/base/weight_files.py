@@ -176,7 +176,7 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
     """Reads what `save_tables` wrote; the number of shards may differ.
 
     If an open vocabulary was saved with another capacity, its keys get new
-    rows, as by `tlm.convert_vocabularies`. If a vocabulary is too small for all
+    rows, as by `tlm.vocabulary.convert`. If a vocabulary is too small for all
     saved keys, the function warns about the number of keys that are dropped.
 
     Args:

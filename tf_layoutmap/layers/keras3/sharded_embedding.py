@@ -124,12 +124,12 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     of `<layer>.embeddings` shards the rows over the devices. A table with an
     open vocabulary stays on the host, and the mesh receives its rows.
 
-    If `input_dim` is a `tlm.OpenVocabulary`, ids are keys: any int64 values or
-    strings. A call that a tape records is a training step of the vocabulary, in
-    which new keys are assigned rows. Evaluation, prediction and exported models
-    look up keys and do not change the vocabulary.
+    If `input_dim` is a `tlm.vocabulary.OpenVocabulary`, ids are keys: any int64
+    values or strings. A call that a tape records is a training step of the
+    vocabulary, in which new keys are assigned rows. Evaluation, prediction and
+    exported models look up keys and do not change the vocabulary.
 
-    >>> words = tlm.OpenVocabulary(1000)
+    >>> words = tlm.vocabulary.OpenVocabulary(1000)
     >>> layer = tlm.layers.ShardedEmbedding(words, 2,
     ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
     >>> inputs = keras.Input([1], dtype="string")

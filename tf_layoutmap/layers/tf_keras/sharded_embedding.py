@@ -170,8 +170,8 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     If `optimizer` is set, the table is one weight. The method `apply_gradients`
     of the model's optimizer updates the table. Optimizers of
     `tf_keras.optimizers.legacy` are also supported. If `optimizer` is None,
-    each shard is a weight. If `input_dim` is a `tlm.OpenVocabulary`, ids are
-    keys.
+    each shard is a weight. If `input_dim` is a `tlm.vocabulary.OpenVocabulary`,
+    ids are keys.
 
     Attributes:
       optimizer: The `RowOptimizer`, or None.

@@ -25,7 +25,7 @@ class VocabularyLogger(VocabularyLoggerBase, tf_keras.callbacks.Callback):
     >>> words = tpu.TableConfig(8, 2, tf.ones, name="words")
     >>> layer = tlm.layers.tf_keras.TPUEmbedding(
     ...     tpu.FeatureConfig(words), tpu.SGD(0.1),
-    ...     vocabularies={"words": tlm.OpenVocabulary(8)})
+    ...     vocabularies={"words": tlm.vocabulary.OpenVocabulary(8)})
     >>> logger = tlm.layers.tf_keras.VocabularyLogger(layer)
     >>> layer.build(None)
     >>> logs = {}

@@ -1,4 +1,4 @@
-"""Tests `merge_deltas` and `prune_deltas`."""
+"""Tests `tlm.deltas.merge` and `tlm.deltas.prune`."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.deltas import cases
 from tests.files import snapshots
-from tf_layoutmap.deltas import merge
+from tf_layoutmap.deltas import merging
 
 NUM_DELTAS = 5
 
@@ -26,7 +26,7 @@ def written(tmp_path_factory):
     for step in range(3):
         cases.train(one, step)
     base = cases.save(one, where / "base")
-    writer = tlm.DeltaWriter(one, where / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, where / "deltas", base=base)
     for number in range(1, NUM_DELTAS + 1):
         for step in range(3):
             cases.train(one, number * 3 + step)
@@ -45,7 +45,7 @@ def deltas(written, tmp_path):
 
 def assert_full(written, deltas, number=NUM_DELTAS):
     """Asserts that the deltas lead to the full checkpoint of a delta."""
-    found = tlm.apply_deltas(written / "base-1", deltas, deltas.parent / "full")
+    found = tlm.deltas.apply(written / "base-1", deltas, deltas.parent / "full")
     wanted = cases.tensors(str(written / f"full_{number}-1"))
     assert cases.tensors(found) == wanted
 
@@ -58,7 +58,7 @@ def paths(deltas, *numbers):
 def test_a_merged_delta_replaces_its_deltas(
     first, last, written, deltas, tmp_path
 ):
-    merged = tlm.merge_deltas(
+    merged = tlm.deltas.merge(
         paths(deltas, *range(first, last + 1)),
         deltas / f"{first:08d}-{last:08d}",
     )
@@ -69,11 +69,11 @@ def test_a_merged_delta_replaces_its_deltas(
 
 
 def test_merging_in_two_steps_gives_the_same_delta(deltas, tmp_path):
-    tlm.merge_deltas(paths(deltas, 1, 2, 3), tmp_path / "first")
-    two = tlm.merge_deltas(
+    tlm.deltas.merge(paths(deltas, 1, 2, 3), tmp_path / "first")
+    two = tlm.deltas.merge(
         [tmp_path / "first", *paths(deltas, 4, 5)], tmp_path / "two"
     )
-    one = tlm.merge_deltas(paths(deltas, 1, 2, 3, 4, 5), tmp_path / "one")
+    one = tlm.deltas.merge(paths(deltas, 1, 2, 3, 4, 5), tmp_path / "one")
     assert two.meta == one.meta
     # Each row is stored once.
     for table, counts in one.meta.tables.items():
@@ -100,21 +100,21 @@ def test_deltas_that_do_not_follow_each_other_raise(
     numbers, message, deltas, tmp_path
 ):
     with pytest.raises(ValueError, match=message):
-        tlm.merge_deltas(paths(deltas, *numbers), tmp_path / "out")
+        tlm.deltas.merge(paths(deltas, *numbers), tmp_path / "out")
     assert os.listdir(tmp_path) == ["deltas"]
 
 
 def test_invalid_arguments_raise(deltas, tmp_path):
     with pytest.raises(TypeError, match="`paths` must be a list of paths"):
-        tlm.merge_deltas(deltas, tmp_path / "out")
+        tlm.deltas.merge(deltas, tmp_path / "out")
     with pytest.raises(ValueError, match="list with at least one delta"):
-        tlm.merge_deltas([], tmp_path / "out")
+        tlm.deltas.merge([], tmp_path / "out")
     with pytest.raises(FileExistsError):
-        tlm.merge_deltas(paths(deltas, 1, 2), deltas / "00000002")
+        tlm.deltas.merge(paths(deltas, 1, 2), deltas / "00000002")
     with pytest.raises(ValueError, match="`keep` must be at least 0"):
-        tlm.prune_deltas(deltas, keep=-1)
+        tlm.deltas.prune(deltas, keep=-1)
     with pytest.raises(ValueError, match="must be a directory with deltas"):
-        tlm.prune_deltas(tmp_path / "none", keep=1)
+        tlm.deltas.prune(tmp_path / "none", keep=1)
 
 
 def test_a_damaged_delta_raises_and_nothing_is_removed(deltas, tmp_path):
@@ -122,9 +122,9 @@ def test_a_damaged_delta_raises_and_nothing_is_removed(deltas, tmp_path):
     data.write_bytes(data.read_bytes()[:-1])
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ValueError, match="00000002/delta.data.*truncated"):
-        tlm.merge_deltas(paths(deltas, 1, 2), tmp_path / "out")
+        tlm.deltas.merge(paths(deltas, 1, 2), tmp_path / "out")
     with pytest.raises(ValueError, match="00000002/delta.data.*truncated"):
-        tlm.prune_deltas(deltas, keep=1)
+        tlm.deltas.prune(deltas, keep=1)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -138,13 +138,13 @@ def test_a_damaged_delta_raises_and_nothing_is_removed(deltas, tmp_path):
     ],
 )
 def test_pruning_keeps_the_last_deltas(keep, names, written, deltas):
-    found = tlm.prune_deltas(deltas, keep=keep)
+    found = tlm.deltas.prune(deltas, keep=keep)
     assert [os.path.basename(one.path) for one in found] == names
     assert sorted(os.listdir(deltas)) == names
     assert_full(written, deltas)
     # The next call merges the merged delta again.
     if keep == 2:
-        tlm.prune_deltas(deltas, keep=1)
+        tlm.deltas.prune(deltas, keep=1)
         assert sorted(os.listdir(deltas)) == ["00000001-00000004", "00000005"]
         assert_full(written, deltas)
 
@@ -152,26 +152,26 @@ def test_pruning_keeps_the_last_deltas(keep, names, written, deltas):
 def test_a_writer_continues_a_pruned_directory(tmp_path):
     one = cases.embedding()
     base = cases.save(one, tmp_path / "base")
-    writer = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     for step in range(3):
         cases.train(one, step)
         writer.write()
-    tlm.prune_deltas(tmp_path / "deltas", keep=1)
+    tlm.deltas.prune(tmp_path / "deltas", keep=1)
     cases.train(one, 3)
     writer.write()
     # The comparison reads the merged delta.
     cases.train(one, 4)
     writer.write(compare=True)
-    restarted = tlm.DeltaWriter(one, tmp_path / "deltas", base=base)
+    restarted = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     cases.train(one, 5)
     assert restarted.write().meta.sequence == 6
-    tlm.prune_deltas(tmp_path / "deltas", keep=2)
+    tlm.deltas.prune(tmp_path / "deltas", keep=2)
     assert sorted(os.listdir(tmp_path / "deltas")) == [
         "00000001-00000004",
         "00000005",
         "00000006",
     ]
-    full = tlm.apply_deltas(base, tmp_path / "deltas", tmp_path / "full")
+    full = tlm.deltas.apply(base, tmp_path / "deltas", tmp_path / "full")
     wanted = cases.save(one, tmp_path / "wanted")
     assert cases.tensors(full) == cases.tensors(wanted)
 
@@ -181,7 +181,7 @@ def test_all_changes_exist_whenever_the_process_is_killed(
 ):
     copies = snapshots.Snapshots(deltas, tmp_path / "copies")
     with copies.of_operations(monkeypatch):
-        tlm.prune_deltas(deltas, keep=1)
+        tlm.deltas.prune(deltas, keep=1)
     # Several operations leave the same files behind.
     by_names = {
         tuple(sorted(one.relative_to(folder) for one in folder.rglob("*"))): (
@@ -195,14 +195,14 @@ def test_all_changes_exist_whenever_the_process_is_killed(
         shutil.copytree(folder, deltas)
         assert_full(written, deltas)
         # The next call removes what the killed process left behind.
-        tlm.prune_deltas(deltas, keep=1)
+        tlm.deltas.prune(deltas, keep=1)
         assert sorted(os.listdir(deltas)) == ["00000001-00000004", "00000005"]
 
 
 def test_a_delta_with_other_tables_raises(deltas, monkeypatch, tmp_path):
-    found = merge.chain.read_chain(
+    found = merging.chain.read_chain(
         [str(path) for path in paths(deltas, 1, 2)], "", "the base"
     )
     found[1].meta.tables.pop("kinds")
     with pytest.raises(ValueError, match="same tables.*00000002"):
-        merge._write_merged(found, str(tmp_path / "out"))
+        merging._write_merged(found, str(tmp_path / "out"))

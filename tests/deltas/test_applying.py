@@ -1,4 +1,4 @@
-"""Tests the errors and the crash safety of `apply_deltas`."""
+"""Tests the errors and the crash safety of `tlm.deltas.apply`."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import tf_layoutmap as tlm
 from tests.deltas import cases
 from tests.files import full_disk, snapshots
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,9 @@ def written(tmp_path_factory):
         one = cases.embedding()
         cases.train(one, 100 if name == "two" else 99)
         base = cases.save(one, where / name)
-        writer = tlm.DeltaWriter(one, where / f"{name}_deltas", base=base)
+        writer = tlm.deltas.DeltaWriter(
+            one, where / f"{name}_deltas", base=base
+        )
         for step in range(3):
             cases.train(one, step)
             writer.write()
@@ -148,14 +150,16 @@ def test_incomplete_or_modified_deltas_raise(
     change(directory, written / "two_deltas")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(ValueError, match=message):
-        tlm.apply_deltas(written / "one-1", directory, tmp_path / "full")
+        tlm.deltas.apply(written / "one-1", directory, tmp_path / "full")
     assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_delta_with_another_predecessor_raises(written, tmp_path):
     one = cases.embedding()
     cases.train(one, 99)
-    writer = tlm.DeltaWriter(one, tmp_path / "other", base=written / "one-1")
+    writer = tlm.deltas.DeltaWriter(
+        one, tmp_path / "other", base=written / "one-1"
+    )
     for _ in range(3):
         writer.write()
     directory = tmp_path / "deltas"
@@ -164,23 +168,23 @@ def test_a_delta_with_another_predecessor_raises(written, tmp_path):
     with pytest.raises(
         ValueError, match=("Delta 3 must follow delta 2 of its directory")
     ):
-        tlm.apply_deltas(written / "one-1", directory)
+        tlm.deltas.apply(written / "one-1", directory)
     with pytest.raises(ValueError, match="Delta 3 must follow delta 2"):
-        tlm.DeltaWriter(one, directory, base=written / "one-1")
+        tlm.deltas.DeltaWriter(one, directory, base=written / "one-1")
 
 
 def test_invalid_paths_raise(written, tmp_path):
     with pytest.raises(ValueError, match="must be a directory with deltas"):
-        tlm.apply_deltas(written / "one-1", tmp_path / "nothing")
+        tlm.deltas.apply(written / "one-1", tmp_path / "nothing")
     with pytest.raises(ValueError, match="must be the prefix of a checkpoint"):
-        tlm.apply_deltas(tmp_path / "nothing", written / "one_deltas")
+        tlm.deltas.apply(tmp_path / "nothing", written / "one_deltas")
     with pytest.raises(ValueError, match="a prefix that differs from `base`"):
-        tlm.apply_deltas(
+        tlm.deltas.apply(
             written / "one-1", written / "one_deltas", written / "one-1"
         )
     # Without deltas, the result equals the base checkpoint.
     assert cases.tensors(
-        tlm.apply_deltas(written / "one-1", tmp_path)
+        tlm.deltas.apply(written / "one-1", tmp_path)
     ) == cases.tensors(str(written / "one-1"))
 
 
@@ -193,7 +197,7 @@ def test_a_modified_base_raises(written, tmp_path):
     for contents in (found, found[:100]):
         data.write_bytes(contents)
         with pytest.raises(ValueError, match="from the base failed"):
-            tlm.apply_deltas(
+            tlm.deltas.apply(
                 tmp_path / "one-1", written / "one_deltas", tmp_path / "full"
             )
     assert not list(tmp_path.glob("full*"))
@@ -222,17 +226,17 @@ def test_base_and_deltas_are_not_overwritten_through_links(
         with pytest.raises(
             ValueError, match="a prefix that differs from `base`"
         ):
-            tlm.apply_deltas("one-1", "deltas", target)
+            tlm.deltas.apply("one-1", "deltas", target)
     with pytest.raises(ValueError, match="from all deltas.*00000002"):
-        tlm.apply_deltas("one-1", "deltas", "folder/deltas/00000002/delta")
+        tlm.deltas.apply("one-1", "deltas", "folder/deltas/00000002/delta")
     assert cases.tensors("one-1") == before
     # A path to the same folder with more slashes or with links names the same
     # checkpoint.
     found = cases.tensors(
-        tlm.apply_deltas("folder/one-1", "folder/deltas/", "folder/full")
+        tlm.deltas.apply("folder/one-1", "folder/deltas/", "folder/full")
     )
     assert found == cases.tensors(
-        tlm.apply_deltas(written / "one-1", written / "one_deltas", "other")
+        tlm.deltas.apply(written / "one-1", written / "one_deltas", "other")
     )
 
 
@@ -241,15 +245,15 @@ def replaced(written, tmp_path):
     """Returns a checkpoint, a function to replace it, old and new contents."""
     folder = tmp_path / "all"
     target, other = folder / "full", tmp_path / "other"
-    tlm.apply_deltas(written / "one-1", written / "one_deltas", other)
+    tlm.deltas.apply(written / "one-1", written / "one_deltas", other)
     # The old checkpoint is an earlier state with the same number of tensors.
     shutil.copytree(written / "one_deltas", tmp_path / "one_delta")
     for name in ("00000002", "00000003"):
         shutil.rmtree(tmp_path / "one_delta" / name)
-    tlm.apply_deltas(written / "one-1", tmp_path / "one_delta", target)
+    tlm.deltas.apply(written / "one-1", tmp_path / "one_delta", target)
 
     def replace(target):
-        return tlm.apply_deltas(
+        return tlm.deltas.apply(
             written / "one-1", written / "one_deltas", target
         )
 
@@ -357,13 +361,13 @@ def test_a_full_disk_leaves_the_old_checkpoint(replaced):
 def test_target_below_a_file_raises_and_slashes_are_dropped(written, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        tlm.apply_deltas(
+        tlm.deltas.apply(
             written / "one-1",
             written / "one_deltas",
             tmp_path / "file" / "full",
         )
     # A trailing slash is ignored.
-    found = tlm.apply_deltas(
+    found = tlm.deltas.apply(
         f"{written}/one-1/", written / "one_deltas", f"{tmp_path}/new/1/"
     )
     assert found == f"{tmp_path}/new/1"

@@ -1,4 +1,4 @@
-"""`merge_deltas` and `prune_deltas`: replace several deltas by one delta."""
+"""`merge` and `prune`: replace several deltas by one delta."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from tf_layoutmap.vocabulary import state
 Array = np.ndarray[Any, Any]
 
 
-def merge_deltas(
+def merge(
     paths: Sequence[str | os.PathLike[str]],
     target: str | os.PathLike[str],
 ) -> Delta:
     """Writes one delta that is equivalent to several consecutive deltas.
 
     The merged delta contains each changed row and weight once, with the values
-    of the last delta that contains it. `tlm.apply_deltas`, `tlm.ServedModel`
-    and `tlm.update_export` accept a merged delta in place of the deltas that it
-    replaces, with bitwise identical results. A model to which some of these
-    deltas were already applied also accepts the merged delta.
+    of the last delta that contains it. `tlm.deltas.apply`,
+    `tlm.deltas.ServedModel` and `tlm.deltas.update_export` accept a merged
+    delta in place of the deltas that it replaces, with bitwise identical
+    results. A model to which some of these deltas were already applied also
+    accepts the merged delta.
 
     >>> import tempfile
     >>> import tensorflow as tf
@@ -42,13 +43,13 @@ def merge_deltas(
     >>> embedding.build()
     >>> where = tempfile.mkdtemp()
     >>> base = tf.train.Checkpoint(embedding=embedding).save(where + "/base")
-    >>> writer = tlm.DeltaWriter(embedding, where + "/deltas", base=base)
+    >>> writer = tlm.deltas.DeltaWriter(embedding, where + "/deltas", base=base)
     >>> for ids in ([3, 5], [5, 7, 9]):
     ...     embedding.enqueue({"title": tf.constant(ids)})
     ...     _ = embedding.dequeue()
     ...     embedding.apply_gradients({"title": tf.ones([len(ids), 4])})
     ...     _ = writer.write()
-    >>> merged = tlm.merge_deltas(
+    >>> merged = tlm.deltas.merge(
     ...     [delta.path for delta in writer.deltas], where + "/merged")
     >>> merged.meta.first, merged.meta.sequence
     (1, 2)
@@ -87,15 +88,13 @@ def merge_deltas(
     return _write_merged(deltas, storage.local_path(os.fspath(target)))
 
 
-def prune_deltas(
-    directory: str | os.PathLike[str], *, keep: int
-) -> list[Delta]:
+def prune(directory: str | os.PathLike[str], *, keep: int) -> list[Delta]:
     """Merges all deltas of a directory except the last deltas.
 
     The function writes the merged delta, removes the deltas that it replaces,
     and removes files of writers that were killed. If the process is killed, the
     directory still contains all changes, and the next call removes the deltas
-    that are no longer required. A `tlm.DeltaWriter` of the directory can
+    that are no longer required. A `tlm.deltas.DeltaWriter` of the directory can
     continue to write. No process should read the directory while deltas are
     removed: a reader then raises an error, and can try again.
 
@@ -113,10 +112,10 @@ def prune_deltas(
     >>> embedding.build()
     >>> where = tempfile.mkdtemp()
     >>> base = tf.train.Checkpoint(embedding=embedding).save(where + "/base")
-    >>> writer = tlm.DeltaWriter(embedding, where + "/deltas", base=base)
+    >>> writer = tlm.deltas.DeltaWriter(embedding, where + "/deltas", base=base)
     >>> for _ in range(5):
     ...     _ = writer.write()
-    >>> remaining = tlm.prune_deltas(where + "/deltas", keep=2)
+    >>> remaining = tlm.deltas.prune(where + "/deltas", keep=2)
     >>> [(delta.meta.first, delta.meta.sequence) for delta in remaining]
     [(1, 3), (4, 4), (5, 5)]
 

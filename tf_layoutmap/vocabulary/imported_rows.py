@@ -51,18 +51,18 @@ def import_rows(
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
     >>> words = tlm.layers.ShardedEmbedding(
-    ...     tlm.OpenVocabulary(100), 8,
+    ...     tlm.vocabulary.OpenVocabulary(100), 8,
     ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
     >>> _ = words(np.array([[0]]))
     >>> larger = tlm.layers.ShardedEmbedding(
-    ...     tlm.OpenVocabulary(1000), 8,
+    ...     tlm.vocabulary.OpenVocabulary(1000), 8,
     ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
     >>> _ = larger(np.array([[0]]))
     >>> _ = words.vocabulary.write([5, 7, 9])
     >>> path = tempfile.mkdtemp() + "/words"
     >>> words.vocabulary.export(path)
     3
-    >>> tlm.import_rows(path, larger.vocabulary).num_new
+    >>> tlm.vocabulary.import_rows(path, larger.vocabulary).num_new
     3
 
     Counts are copied. The number of steps since the last use of a key does not
@@ -82,7 +82,7 @@ def import_rows(
         - Rows, `[num_rows, dim]`: an array, a tensor, or a variable such as a
           table without an open vocabulary. The keys are the argument `keys`.
         - A path of another format, see `format`.
-        - An iterable of `tlm.KeyBlock`s with distinct keys.
+        - An iterable of `tlm.vocabulary.KeyBlock`s with distinct keys.
       vocabulary: Vocabulary to which the rows are written.
       format: Format of the path `source`:
 
@@ -196,7 +196,8 @@ def _read_source(
         raise TypeError(
             checks.message(
                 "source",
-                "a path, a vocabulary, rows or an iterable of tlm.KeyBlock",
+                "a path, a vocabulary, rows or an iterable of "
+                "tlm.vocabulary.KeyBlock",
                 source,
             )
         )
@@ -242,7 +243,9 @@ def _checked_blocks(source: Iterable[Any]) -> Iterator[key_rows.KeyBlock]:
         if not isinstance(block, key_rows.KeyBlock):
             raise TypeError(
                 checks.message(
-                    "source", "an iterable of tlm.KeyBlock", type(block)
+                    "source",
+                    "an iterable of tlm.vocabulary.KeyBlock",
+                    type(block),
                 )
             )
         yield block

@@ -43,13 +43,13 @@ def test_an_imported_table_equals_the_exported_table(tmp_path, format, dtype):
     for capacity, num_shards in ((300, 3), (1000, 2)):
         other, _ = make(capacity, num_shards=num_shards, table_dtypes=dtype)
         into = other.vocabularies["words"]
-        written = tlm.import_rows(path, into)
+        written = tlm.vocabulary.import_rows(path, into)
         assert written.num_new == written.num_written == len(expected)
         assert not len(written.without_row)
         assert contents(into) == expected
         assert into.stats()["step"] == vocabulary.stats()["step"] == 6
         # A second import changes nothing.
-        assert tlm.import_rows(os.fspath(path), into).num_new == 0
+        assert tlm.vocabulary.import_rows(os.fspath(path), into).num_new == 0
         assert contents(into) == expected
 
 
@@ -61,7 +61,7 @@ def test_files_on_other_file_systems_are_supported(format):
     for block_size in (64, 50):
         vocabulary.export(path, format=format, block_size=block_size)
         other, _ = make(300)
-        tlm.import_rows(path, other.vocabularies["words"])
+        tlm.vocabulary.import_rows(path, other.vocabularies["words"])
         assert contents(other.vocabularies["words"]) == contents(vocabulary)
     # The files of the first export were removed.
     with tf.io.gfile.GFile(f"{path}/_meta.json") as file:
@@ -85,7 +85,7 @@ def test_word_vectors_on_other_file_systems_are_supported():
     with tf.io.gfile.GFile("ram://vectors.txt", "w") as file:
         file.write("a 1 2 3\nb 4 5 6\n")
     one, _ = make(300)
-    tlm.import_rows(
+    tlm.vocabulary.import_rows(
         "ram://vectors.txt", one.vocabularies["words"], format="text"
     )
     (table,) = one.embedding_tables.values()
@@ -97,7 +97,7 @@ def test_keys_that_do_not_fit_are_reported():
     one = trained()
     expected = contents(one.vocabularies["words"])
     small, _ = make(40)
-    written = tlm.import_rows(
+    written = tlm.vocabulary.import_rows(
         one.vocabularies["words"], small.vocabularies["words"]
     )
     found = contents(small.vocabularies["words"])
@@ -114,7 +114,9 @@ def test_the_ages_of_keys_are_kept_in_a_vocabulary_with_keys():
     other, _ = make()
     for _ in range(3):
         train(other, [9])
-    tlm.import_rows(one.vocabularies["words"], other.vocabularies["words"])
+    tlm.vocabulary.import_rows(
+        one.vocabularies["words"], other.vocabularies["words"]
+    )
     # The steps are 4 and 3. The last step of key 1 was 3 steps ago.
     assert {
         key: last_step
@@ -202,7 +204,7 @@ def test_an_export_to_a_full_disk_keeps_the_earlier_export(tmp_path):
         vocabulary.export(path)
     assert os.listdir(tmp_path) == ["words"]
     other, _ = make(300)
-    tlm.import_rows(path, other.vocabularies["words"])
+    tlm.vocabulary.import_rows(path, other.vocabularies["words"])
     assert contents(other.vocabularies["words"]) == before
 
 
@@ -233,7 +235,7 @@ def test_damaged_files_are_named(tmp_path, how):
     damage(path, how)
     other, _ = make(300)
     with pytest.raises(ValueError, match="keys-0000.*missing, truncated or"):
-        tlm.import_rows(path, other.vocabularies["words"])
+        tlm.vocabulary.import_rows(path, other.vocabularies["words"])
 
 
 def test_invalid_imports_raise(tmp_path):
@@ -241,21 +243,29 @@ def test_invalid_imports_raise(tmp_path):
     vocabulary = one.vocabularies["words"]
     vocabulary.export(tmp_path / "words")
     with pytest.raises(ValueError, match="a folder that `Vocabulary.export`"):
-        tlm.import_rows(tmp_path, vocabulary)
+        tlm.vocabulary.import_rows(tmp_path, vocabulary)
     with pytest.raises(TypeError, match="`vocabulary` must be a vocabulary"):
-        tlm.import_rows(tmp_path / "words", one)
+        tlm.vocabulary.import_rows(tmp_path / "words", one)
     with pytest.raises(TypeError, match="a path, a vocabulary, rows or an"):
-        tlm.import_rows(5, vocabulary)
-    with pytest.raises(TypeError, match="an iterable of tlm.KeyBlock"):
-        tlm.import_rows([5], vocabulary)
+        tlm.vocabulary.import_rows(5, vocabulary)
+    with pytest.raises(
+        TypeError, match="an iterable of tlm.vocabulary.KeyBlock"
+    ):
+        tlm.vocabulary.import_rows([5], vocabulary)
     sgd, _ = make(300, tpu.SGD(0.1))
     with pytest.raises(ValueError, match="`slots` must be False if"):
-        tlm.import_rows(tmp_path / "words", sgd.vocabularies["words"])
-    tlm.import_rows(tmp_path / "words", sgd.vocabularies["words"], slots=False)
+        tlm.vocabulary.import_rows(
+            tmp_path / "words", sgd.vocabularies["words"]
+        )
+    tlm.vocabulary.import_rows(
+        tmp_path / "words", sgd.vocabularies["words"], slots=False
+    )
     assert len(contents(sgd.vocabularies["words"])) == len(contents(vocabulary))
     wide, _ = make(300, dim=4)
     with pytest.raises(ValueError, match=r"`rows` must be of shape \(\d+, 4\)"):
-        tlm.import_rows(tmp_path / "words", wide.vocabularies["words"])
+        tlm.vocabulary.import_rows(
+            tmp_path / "words", wide.vocabularies["words"]
+        )
     meta = tmp_path / "words" / "_meta.json"
     text = meta.read_text()
     for old, new in (
@@ -269,11 +279,11 @@ def test_invalid_imports_raise(tmp_path):
         assert old in text
         meta.write_text(text.replace(old, new))
         with pytest.raises(ValueError, match="_meta.json'.*not valid"):
-            tlm.import_rows(tmp_path / "words", vocabulary)
+            tlm.vocabulary.import_rows(tmp_path / "words", vocabulary)
     meta.write_text(text)
     meta.write_text(meta.read_text().replace('"version": 1', '"version": 9'))
     with pytest.raises(ValueError, match="must have the version 1. Received"):
-        tlm.import_rows(tmp_path / "words", vocabulary)
+        tlm.vocabulary.import_rows(tmp_path / "words", vocabulary)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -282,22 +292,26 @@ def test_string_keys_remain_strings(tmp_path, format):
     one.vocabularies["words"].write(["a", "b"], np.ones([2, 3]))
     one.vocabularies["words"].export(tmp_path / "words", format=format)
     other, _ = make()
-    tlm.import_rows(tmp_path / "words", other.vocabularies["words"])
+    tlm.vocabulary.import_rows(tmp_path / "words", other.vocabularies["words"])
     assert other.vocabularies["words"].contains(["a", "b"]).numpy().all()
     assert other.vocabularies["words"].stats()["key_type"] == "strings"
     integers, _ = make()
     integers.vocabularies["words"].write([1])
     with pytest.raises(tf.errors.InvalidArgumentError, match="must be integer"):
-        tlm.import_rows(tmp_path / "words", integers.vocabularies["words"])
+        tlm.vocabulary.import_rows(
+            tmp_path / "words", integers.vocabularies["words"]
+        )
 
 
 def test_blocks_of_the_program_are_imported():
     one, _ = make()
     blocks = (
-        tlm.KeyBlock(np.array([n, n + 10]), np.full([2, 3], float(n)))
+        tlm.vocabulary.KeyBlock(
+            np.array([n, n + 10]), np.full([2, 3], float(n))
+        )
         for n in range(3)
     )
-    written = tlm.import_rows(blocks, one.vocabularies["words"])
+    written = tlm.vocabulary.import_rows(blocks, one.vocabularies["words"])
     assert written.num_written == 6
     assert contents(one.vocabularies["words"])[12] == (
         [2.0] * 3,
@@ -312,14 +326,19 @@ def test_an_empty_vocabulary_is_exported(tmp_path):
     assert one.vocabularies["words"].export(tmp_path / "words") == 0
     assert os.listdir(tmp_path / "words") == [row_files.META_FILE]
     other, _ = make()
-    written = tlm.import_rows(tmp_path / "words", other.vocabularies["words"])
+    written = tlm.vocabulary.import_rows(
+        tmp_path / "words", other.vocabularies["words"]
+    )
     assert (written.num_written, written.without_row.tolist()) == (0, [])
 
 
 def test_rows_of_a_layer_are_exported_and_imported(tmp_path):
     def layer():
         found = tlm.layers.ShardedEmbedding(
-            tlm.OpenVocabulary(50), 4, optimizer="adagrad", name="users"
+            tlm.vocabulary.OpenVocabulary(50),
+            4,
+            optimizer="adagrad",
+            name="users",
         )
         found(tf.constant([["x"]]))
         return found
@@ -329,7 +348,7 @@ def test_rows_of_a_layer_are_exported_and_imported(tmp_path):
     one.vocabulary.write(["ann", "bob"], rows)
     one.vocabulary.export(tmp_path / "users")
     other = layer()
-    tlm.import_rows(tmp_path / "users", other.vocabulary)
+    tlm.vocabulary.import_rows(tmp_path / "users", other.vocabulary)
     np.testing.assert_array_equal(
         keras.ops.convert_to_numpy(other(tf.constant([["ann", "bob"]])))[0],
         rows,
@@ -350,7 +369,9 @@ def test_a_vocabulary_starts_from_a_trained_closed_table():
     slots = closed.slot_variables[config]
     one, _ = make()
     vocabulary = one.vocabularies["words"]
-    assert tlm.import_rows(rows, vocabulary, slots=slots).num_new == 20
+    assert (
+        tlm.vocabulary.import_rows(rows, vocabulary, slots=slots).num_new == 20
+    )
     expected = tf.convert_to_tensor(rows).numpy()
     np.testing.assert_array_equal(one({"ids": np.arange(20)})["ids"], expected)
     assert contents(vocabulary)[3][1] == [
@@ -371,7 +392,9 @@ def test_a_vocabulary_starts_from_pretrained_vectors(as_rows, monkeypatch):
     vocabulary = one.vocabularies["words"]
     names = [f"word {i}" for i in range(10)]
     vectors = np.arange(30.0).reshape(10, 3)
-    written = tlm.import_rows(as_rows(vectors), vocabulary, keys=names)
+    written = tlm.vocabulary.import_rows(
+        as_rows(vectors), vocabulary, keys=names
+    )
     assert written.num_new == 10
     np.testing.assert_array_equal(
         one({"ids": tf.constant(names)})["ids"], vectors
@@ -393,8 +416,8 @@ def test_arguments_without_effect_raise(tmp_path):
         (rows, {"slots": {"momenta": rows}}, "names from \\['accumulators"),
     ):
         with pytest.raises(ValueError, match=message):
-            tlm.import_rows(source, vocabulary, **arguments)
+            tlm.vocabulary.import_rows(source, vocabulary, **arguments)
     with pytest.raises(ValueError, match="`format` must be one of"):
-        tlm.import_rows(tmp_path / "words", vocabulary, format="csv")
+        tlm.vocabulary.import_rows(tmp_path / "words", vocabulary, format="csv")
     with pytest.raises(TypeError, match="`slots` must be None, False or a"):
-        tlm.import_rows(tmp_path / "words", vocabulary, slots=True)
+        tlm.vocabulary.import_rows(tmp_path / "words", vocabulary, slots=True)

@@ -1,4 +1,4 @@
-"""`apply_deltas`: writes a full checkpoint from a base and its deltas."""
+"""`apply`: writes a full checkpoint from a base and its deltas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.vocabulary import checkpoint_files
 
 
-def apply_deltas(
+def apply(
     base: str | os.PathLike[str],
     directory: str | os.PathLike[str],
     target: str | os.PathLike[str] | None = None,
@@ -31,7 +31,8 @@ def apply_deltas(
     one variable at a time in memory.
 
     Args:
-      base: Prefix of the checkpoint that was passed to `tlm.DeltaWriter`.
+      base: Prefix of the checkpoint that was passed to
+        `tlm.deltas.DeltaWriter`.
       directory: Directory of the deltas.
       target: Prefix of the new checkpoint. By default `full-{sequence number}`
         in `directory`. If a checkpoint with this prefix exists, the function
