@@ -28,6 +28,22 @@ def test_pure_modules_do_not_import_tensorflow():
     )
 
 
+def test_served_deltas_import_neither_tensorflow_nor_the_writer():
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys, tf_layoutmap.deltas.served\n"
+            "assert 'DeltaWriter' in dir(tf_layoutmap.deltas)\n"
+            "assert 'tensorflow' not in sys.modules\n"
+            "import tf_layoutmap.deltas.served.served_model\n"
+            "assert 'tensorflow' in sys.modules\n"
+            "assert 'tf_layoutmap.deltas.writer' not in sys.modules",
+        ],
+        check=True,
+    )
+
+
 def test_every_public_name_exists():
     for name in tf_layoutmap.__all__:
         assert getattr(tf_layoutmap, name) is not None

@@ -7,7 +7,6 @@ do not contain the path of the module that defines it. Members that TensorFlow
 or Keras define are omitted.
 
 Options:
-  `:same-as: tf_layoutmap.OTHER`: The name is an alias of `OTHER`.
   `:no-members:`: The entry omits the members of the class, because another
     entry documents them.
 """
@@ -88,21 +87,6 @@ def entry(name: str, with_members: bool) -> list[str]:
     return [f".. {kind}:: {name}"]
 
 
-def second_name(name: str, other: str) -> list[str]:
-    """Returns the lines of an entry for an alias, with a link to `other`."""
-    value = find(name)
-    if value is not find(other):
-        raise ValueError(f"`{name}` must be the same as `{other}`.")
-    kind = "class" if inspect.isclass(value) else "function"
-    return [
-        ".. py:currentmodule:: None",
-        "",
-        f".. py:{kind}:: {name}",
-        "",
-        f"   The same as :py:obj:`{other}`.",
-    ]
-
-
 def named_arguments(cls: type) -> inspect.Signature | None:
     """Returns the signature of the first constructor with named arguments.
 
@@ -150,19 +134,11 @@ class Public(SphinxDirective):
     """The directive `public`, whose argument is a public name."""
 
     required_arguments = 1
-    option_spec = {
-        "same-as": directives.unchanged_required,
-        "no-members": directives.flag,
-    }
+    option_spec = {"no-members": directives.flag}
 
     def run(self) -> list[nodes.Node]:
         name = self.arguments[0]
-        other = self.options.get("same-as")
-        lines = (
-            second_name(name, other)
-            if other
-            else entry(name, "no-members" not in self.options)
-        )
+        lines = entry(name, "no-members" not in self.options)
         parent = nodes.section()
         parent.document = self.state.document
         self.state.nested_parse(

@@ -80,6 +80,12 @@ def test_dir_shows_public_names_only():
         ], path
 
 
+def test_the_top_level_has_at_most_26_names():
+    """A new name belongs in a module, such as `tlm.deltas`."""
+    names = set(symbols.public_modules()["tlm"].__all__) - {"__version__"}
+    assert len(names) <= 26
+
+
 @pytest.mark.parametrize("package", PACKAGES)
 def test_type_checking_blocks_match_the_lazy_imports(package):
     source = type_checking_blocks.source_of(package).read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
 """Keras models whose weights are placed on a DTensor mesh by name.
 
-Start with `layout_map.LayoutMap` and `layout_map_scope.layout_map_scope`.
+Start with `tlm.LayoutMap` and `tlm.layout_map_scope`.
 `assignments` selects the layout of each variable. `mesh_step` runs a step on
 the mesh. The subpackages are:
 
@@ -16,36 +16,25 @@ from typing import TYPE_CHECKING
 from tf_layoutmap._core import lazy as _lazy
 
 _HOMES = {
-    "DeviceMesh": "tf_layoutmap.distribution.layout_map:DeviceMesh",
-    "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
     "LayoutMapWarning": "tf_layoutmap.layout.mesh.errors:LayoutMapWarning",
-    "TensorLayout": "tf_layoutmap.distribution.layout_map:TensorLayout",
     "default_mesh": "tf_layoutmap.layout.mesh.tracing:default_mesh",
     "self_check": "tf_layoutmap.layout.dtensor_switches:self_check",
     "to_host": "tf_layoutmap.layout.mesh.transfer:to_host",
     "to_mesh": "tf_layoutmap.layout.mesh.transfer:to_mesh",
-    "visualize_layout": "tf_layoutmap.layout.visualize:visualize_layout",
 }
 
 if TYPE_CHECKING:
-    from tf_layoutmap.distribution.layout_map import DeviceMesh, TensorLayout
     from tf_layoutmap.layout.dtensor_switches import self_check
-    from tf_layoutmap.layout.layout_map import LayoutMap
     from tf_layoutmap.layout.mesh.errors import LayoutMapWarning
     from tf_layoutmap.layout.mesh.tracing import default_mesh
     from tf_layoutmap.layout.mesh.transfer import to_host, to_mesh
-    from tf_layoutmap.layout.visualize import visualize_layout
 else:
     __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
 
 __all__ = [
-    "DeviceMesh",
-    "LayoutMap",
     "LayoutMapWarning",
-    "TensorLayout",
     "default_mesh",
     "self_check",
     "to_host",
     "to_mesh",
-    "visualize_layout",
 ]
