@@ -16,6 +16,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
+    NotRequired,
     Protocol,
     SupportsIndex,
     TypeAlias,
@@ -206,6 +207,30 @@ class Weights(Protocol):
     def __getitem__(self, name: str, /) -> Any: ...
 
     def __setitem__(self, name: str, value: Any, /) -> None: ...
+
+
+class VocabularyStats(TypedDict):
+    """The result of `Vocabulary.stats`, which describes the entries."""
+
+    num_keys: int
+    num_rows: int
+    load: float
+    step: int
+    num_lookups: int
+    num_known: int
+    num_probes: int
+    num_admitted: int
+    num_rejected: int
+    num_full: int
+    num_evicted: int
+    num_expired: int
+    share_known: float | None
+    keys_are: str | None
+    # Only with `keep_strings=True`.
+    num_strings: NotRequired[int]
+    num_string_bytes: NotRequired[int]
+    num_collisions: NotRequired[int]
+    collisions: NotRequired[list[tuple[bytes, bytes]]]
 
 
 class LayerOptions(TypedDict, total=False):

@@ -115,7 +115,8 @@ class EpochStats:
 
     def _read(self) -> dict[str, dict[str, Any]]:
         return {
-            table: one.stats() for table, one in self._vocabularies().items()
+            table: cast("dict[str, Any]", one.stats())
+            for table, one in self._vocabularies().items()
         }
 
     def _write(self, epoch: int, values: Mapping[str, float]) -> None:

@@ -28,9 +28,10 @@ from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.sharded_numbers import KIND, STEP, ShardedNumbers
 
 if TYPE_CHECKING:
-    from tf_layoutmap._core.types import TensorLike
+    from tf_layoutmap._core.types import TensorLike, VocabularyStats
 
 Array = np.ndarray[Any, Any]
+Variables = dict[str, Any]
 
 # Names of the vocabulary's variables in checkpoints. These variables are
 # children of the same object as the variables of the table.
@@ -42,8 +43,7 @@ SKETCH_SUMS = "vocabulary_sketch_sums"
 NUMBERS = "vocabulary_numbers"
 NAMES = frozenset({KEYS, LAST_STEPS, COUNTS, SKETCH, SKETCH_SUMS, NUMBERS})
 
-# Names of the elements of `NUMBERS`
-# (cc/kernels/vocabulary/locked_vocabulary.h).
+# Elements of `NUMBERS` (cc/kernels/vocabulary/locked_vocabulary.h).
 NUMBERS_HELD = (
     "step",
     "kind",
@@ -100,7 +100,7 @@ class Vocabulary(sampling.KeyCounts):
     def __init__(
         self,
         name: str,
-        current: Callable[[], tuple[OpenVocabulary, dict[str, Any]]],
+        current: Callable[[], tuple[OpenVocabulary, Variables]],
         evict_keys: Callable[..., tf.Tensor],
         resize: Callable[[int], Conversion],
         rows: key_rows.RowAccess,
@@ -130,7 +130,7 @@ class Vocabulary(sampling.KeyCounts):
         """Changes the name, and the result of `settings`."""
         current = self._current
 
-        def changed() -> tuple[OpenVocabulary, dict[str, Any]]:
+        def changed() -> tuple[OpenVocabulary, Variables]:
             settings, variables = current()
             return change_settings(settings), variables
 
@@ -143,7 +143,7 @@ class Vocabulary(sampling.KeyCounts):
         return self._current()[0]
 
     @property
-    def _variables(self) -> dict[str, Any]:
+    def _variables(self) -> Variables:
         return self._current()[1]
 
     def __repr__(self) -> str:
@@ -161,11 +161,11 @@ class Vocabulary(sampling.KeyCounts):
     def _num_buckets(self) -> int:
         return int(self.key_variable.shape[0])
 
-    def read_keys_by_row(self) -> Any:
+    def read_keys_by_row(self) -> tf.Tensor:
         """Returns all values of `key_variable`, `[num_buckets, 8]` int64."""
         return tf.concat(shards_of(self.key_variable), axis=0)
 
-    def lookup(self, keys: Any) -> tf.Tensor:
+    def lookup(self, keys: TensorLike | stored_keys.StoredKeys) -> tf.Tensor:
         """Returns the row of each key, or -1 for unknown keys.
 
         The lookup does not count as a use of the keys.
@@ -186,7 +186,7 @@ class Vocabulary(sampling.KeyCounts):
         with tf.control_dependencies(self._check_kind(kind)):
             return self._find(found)
 
-    def contains(self, keys: Any) -> tf.Tensor:
+    def contains(self, keys: TensorLike | stored_keys.StoredKeys) -> tf.Tensor:
         """Returns whether each key has a row; see `lookup`."""
         return self.lookup(keys) >= 0
 
@@ -200,9 +200,7 @@ class Vocabulary(sampling.KeyCounts):
         return self._variables[COUNTS]
 
     def rows_by_stock_ops(
-        self,
-        keys: tf.Tensor,
-        kind: int | tf.Tensor = key_tensors.INTEGERS,
+        self, keys: tf.Tensor, kind: int | tf.Tensor = key_tensors.INTEGERS
     ) -> tf.Tensor:
         """Returns the row of each key, or the common row of unknown keys.
 
@@ -233,7 +231,7 @@ class Vocabulary(sampling.KeyCounts):
         strings = self._rows.strings
         return keys if strings is None else strings.require(keys)
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self) -> VocabularyStats:
         """Returns statistics of the vocabulary.
 
         Returns:
@@ -275,7 +273,7 @@ class Vocabulary(sampling.KeyCounts):
         num_keys = self._count_keys()
         kind = key_tensors.KINDS.get(found.pop("kind"))
         lookups = found["num_lookups"]
-        return {
+        stats: Any = {
             "num_keys": num_keys,
             "num_rows": num_rows,
             "load": num_keys / num_rows,
@@ -284,8 +282,9 @@ class Vocabulary(sampling.KeyCounts):
             "key_type": kind,
             **(self._rows.strings.stats() if self._rows.strings else {}),
         }
+        return stats
 
-    def evict(self, keys: Any) -> tf.Tensor:
+    def evict(self, keys: TensorLike | stored_keys.StoredKeys) -> tf.Tensor:
         """Evicts keys. All processes of a strategy must call it together.
 
         Args:

@@ -284,7 +284,7 @@ class DividedVocabulary(state.Vocabulary):
             np.concatenate(self._group.gather_int64(own)), tf.int64
         )
 
-    def read_keys_by_row(self) -> Array:
+    def read_keys_by_row(self) -> Any:
         """Returns all values of `key_variable`, in all processes."""
         self._require_together("read_keys_by_row")
         return self.key_variable.numpy()
