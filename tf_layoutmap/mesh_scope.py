@@ -120,9 +120,16 @@ def with_auto_layouts(
       **options: See `PlanOptions`.
 
     Raises:
-      TypeError: If `layout_map` is another string, or if options are passed
-        with a layout map.
+      TypeError: If `layout_map` is another string, if options are passed with a
+        layout map, or if an option is not in `PlanOptions`.
     """
+    unknown = sorted(options.keys() - PlanOptions.__annotations__.keys())
+    if unknown:
+        raise TypeError(
+            "Options of a scope must be `batch_dim` and, with "
+            f'layout_map="auto", {", ".join(PlanOptions.__annotations__)}. '
+            f"Received: {', '.join(unknown)}."
+        )
     if isinstance(layout_map, str) and layout_map == "auto":
         # The planner is imported only if a program uses it.
         from tf_layoutmap.planning.auto_layouts import AutoLayoutMap

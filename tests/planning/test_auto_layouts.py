@@ -205,6 +205,12 @@ def test_wrong_arguments_raise():
         tlm.layout_map_scope(tlm.LayoutMap(mesh), memory="1GiB"),
     ):
         pass
+    for layout_map in (tlm.LayoutMap(mesh), "auto"):
+        with (
+            pytest.raises(TypeError, match="pins. Received: memroy"),
+            tlm.layout_map_scope(layout_map, memroy="1GiB"),
+        ):
+            pass
     with (
         pytest.raises(TypeError, match="a LayoutMap"),
         tlm.layout_map_scope("automatic"),
