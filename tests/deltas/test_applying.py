@@ -68,11 +68,6 @@ def unknown_format(directory, _):
     file.write_text(file.read_text().replace('"format": 1', '"format": 5'))
 
 
-def format_of_merged_deltas(directory, _):
-    file = directory / "00000001" / "meta.json"
-    file.write_text(file.read_text().replace('"format": 1', '"format": 3'))
-
-
 def remove_meta(directory, _):
     (directory / "00000003" / "meta.json").unlink()
 
@@ -119,11 +114,7 @@ def foreign_delta(directory, other):
         ),
         (modify_meta, "00000003/meta.json.*modified file, whose seal does not"),
         (truncate_meta, "00000001/meta.json.*a truncated or modified file"),
-        (unknown_format, r"must be of a format in \(1, 2, 3, 4\).*format 5"),
-        (
-            format_of_merged_deltas,
-            "must be of format 1.*Received: format 3; the file was modified",
-        ),
+        (unknown_format, "must be of format 1.*Received: format 5"),
         (
             remove_meta,
             "00000003' must hold 'meta.json'. Received: .*No such file",

@@ -1,6 +1,5 @@
 """Deltas contain the weights of a model in addition to rows of its tables."""
 
-import json
 import threading
 import warnings
 
@@ -13,7 +12,7 @@ import tf_keras
 import tf_layoutmap as tlm
 from tests.deltas.served import cases
 from tests.layout.meshes import layout_of, mesh_of
-from tf_layoutmap.deltas.served import chain, export_state
+from tf_layoutmap.deltas.served import chain
 
 # The cases build, train and export models.
 pytestmark = pytest.mark.slow
@@ -173,7 +172,6 @@ def test_only_weights_that_changed_are_written(tmp_path):
     assert second.meta.weights[label]["key"].endswith(
         "_kernel/.ATTRIBUTES/VARIABLE_VALUE"
     )
-    assert '"format": 4' in second.meta.to_json()
     # A merged delta contains a weight that one of its deltas has changed.
     third = writer.write()
     assert not third.meta.weights[label]["is_changed"]
@@ -297,29 +295,19 @@ def test_deltas_without_the_weights_of_the_model_raise(tmp_path):
     meta = tmp_path / "deltas" / "00000001" / "meta.json"
     found = chain.meta_from_json(meta.read_text(), str(meta))
     assert found.weights
-    # Simulates a writer of an earlier version.
+    # This writer writes only tables.
     other = tlm.deltas.DeltaWriter(words, tmp_path / "others", base=base)
     fit(model)
     with pytest.warns(UserWarning, match="do not change"):
         old = tlm.deltas.ServedModel(export(model, other, tmp_path / "2"))
     other.write()
     old.apply(tmp_path / "others")
-    state = export_state.read(str(tmp_path / "1"))
     link = {"base": other.deltas[0].meta.base, "writer": "", "sequence": 0}
     for name, value in {**link, "link": ""}.items():
         object.__setattr__(served._state, name, value)
     before = [one.numpy() for one in served.model.variables_of_model]
     with pytest.raises(ValueError, match="must record all weights of the mod"):
         served.apply(tmp_path / "others")
-    # A SavedModel of an earlier version does not list its weights.
-    text = json.loads(state.to_json())
-    assert text["format"] == 2
-    served._state = export_state.ExportState(
-        state.base, 0, "", state.index, state.tables, "", None
-    )
-    assert '"format": 1' in served._state.to_json()
-    with pytest.raises(ValueError, match="earlier version of tf_layoutmap"):
-        served.apply(tmp_path / "deltas")
     for one, value in zip(served.model.variables_of_model, before):
         np.testing.assert_array_equal(one.numpy(), value)
 

@@ -21,11 +21,8 @@ from typing import Any
 
 from . import storage
 
-# A delta of several embeddings, or of a table that has another name in the
-# base, has format 2, with a prefix for each such table. A merged delta has
-# format 3. A delta with weights has format 4, so that older programs do not
-# ignore the weights.
-FORMATS = (1, 2, 3, 4)
+# Version of the format of deltas.
+FORMAT = 1
 META_FILE = "meta.json"
 # Prefix of the TensorFlow checkpoint with the tensors of a delta.
 TENSORS = "delta"
@@ -80,15 +77,6 @@ class Meta:
     )
 
     @property
-    def format(self) -> int:
-        """Number in `FORMATS`."""
-        if self.weights:
-            return 4
-        if self.merged:
-            return 3
-        return 2 if any("prefix" in one for one in self.tables.values()) else 1
-
-    @property
     def seal(self) -> str:
         """Checksum of all attributes."""
         return _seal(self._attributes())
@@ -137,7 +125,7 @@ class Meta:
 
     def to_json(self) -> str:
         """Returns the contents of `meta.json`."""
-        found = {"format": self.format, **self._attributes()}
+        found = {"format": FORMAT, **self._attributes()}
         return json.dumps({**found, "seal": self.seal}, indent=1) + "\n"
 
     def _attributes(self) -> dict[str, Any]:
@@ -169,9 +157,9 @@ def meta_from_json(text: str, where: str) -> Meta:
             f"{where!r} must be a file that tlm.deltas.DeltaWriter has "
             "written. Received: a truncated or modified file."
         ) from None
-    if version not in FORMATS:
+    if version != FORMAT:
         raise ValueError(
-            f"{where!r} must be of a format in {FORMATS}, which this version "
+            f"{where!r} must be of format {FORMAT}, which this version "
             f"supports. Received: format {version!r}."
         )
     if seal != _seal(found):
@@ -182,13 +170,7 @@ def meta_from_json(text: str, where: str) -> Meta:
     fields: dict[str, Any] = dict(found)
     for name in ("merged", "writers"):
         fields[name] = tuple(found.get(name, ()))
-    meta = Meta(**fields)
-    if version != meta.format:
-        raise ValueError(
-            f"{where!r} must be of format {meta.format}, which its contents "
-            f"have. Received: format {version!r}; the file was modified."
-        )
-    return meta
+    return Meta(**fields)
 
 
 def _seal(found: dict[str, Any]) -> str:

@@ -342,7 +342,7 @@ def _weight_changes(
         for delta in reversed(deltas)
     ]
     found = []
-    for weight in state.weights or ():
+    for weight in state.weights:
         for delta, reader, labels in changed:
             if weight.name in labels:
                 value = _read_weight(weight, delta, reader)
@@ -360,23 +360,14 @@ def _check_weights(state: ExportState, deltas: Sequence[Delta]) -> None:
     """
     for delta in deltas:
         labels = delta.meta.weights
-        if state.weights is None and any(
-            not one["is_state"] for one in labels.values()
-        ):
-            raise ValueError(
-                "A delta with weights requires a SavedModel whose description "
-                "lists its weights. Received: a SavedModel that an earlier "
-                f"version of tf_layoutmap has exported (delta {delta.path!r}). "
-                "Export the model again."
-            )
         missing = [
-            one.name for one in state.weights or () if one.name not in labels
+            weight.name for weight in state.weights if weight.name not in labels
         ]
         if missing:
             raise ValueError(
                 "Each delta must record all weights of the model. Received: a "
                 f"delta without {missing[:3]} ({len(missing)} of "
-                f"{len(state.weights or ())} weights; delta {delta.path!r}). "
+                f"{len(state.weights)} weights; delta {delta.path!r}). "
                 "Pass the model to tlm.deltas.DeltaWriter, or export the model "
                 "again with the writer of this delta."
             )

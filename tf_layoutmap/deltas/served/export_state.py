@@ -25,8 +25,8 @@ VARIABLES = os.path.join("variables", "variables")
 MODEL = "saved_model.pb"
 # Suffix of the checkpoint keys of variables.
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
-# A file of format 1 does not say which weights the SavedModel contains.
-_FORMATS = (1, 2)
+# Version of the format of the file.
+_FORMAT = 1
 
 # Names of variables in deltas.
 PARAMETERS = "parameters"
@@ -126,8 +126,7 @@ class ExportState:
       writer: Identifier of the writer that must write the next delta, or an
         empty string if a delta was applied. The tables of an export can contain
         changes after the last delta, which only this writer records.
-      weights: Weights that deltas change. None if the weights are not known,
-        because an earlier version has written the file.
+      weights: Weights that deltas change.
     """
 
     base: str
@@ -136,22 +135,19 @@ class ExportState:
     index: str
     tables: tuple[StoredTable, ...]
     writer: str = ""
-    weights: tuple[StoredWeight, ...] | None = ()
+    weights: tuple[StoredWeight, ...] = ()
 
     def variables(self) -> dict[str, StoredVariable]:
         """Returns all variables that deltas change, by checkpoint key."""
         found = [
             one for table in self.tables for one in table.variables.values()
         ]
-        found += [one.variable for one in self.weights or ()]
+        found += [one.variable for one in self.weights]
         return {one.key: one for one in found}
 
     def to_json(self) -> str:
         """Returns the contents of the file."""
-        found: dict[str, Any] = {"format": 2, **dataclasses.asdict(self)}
-        if self.weights is None:
-            found["format"] = 1
-            del found["weights"]
+        found = {"format": _FORMAT, **dataclasses.asdict(self)}
         return json.dumps({**found, "seal": _seal(found)}, indent=1) + "\n"
 
 
@@ -245,9 +241,9 @@ def _from_json(text: str, path: str) -> ExportState:
             f"{path!r} must be a file that tf_layoutmap has written. Received: "
             "a truncated or modified file."
         ) from None
-    if version not in _FORMATS:
+    if version != _FORMAT:
         raise ValueError(
-            f"{path!r} must be of a format in {_FORMATS}, which this version "
+            f"{path!r} must be of format {_FORMAT}, which this version "
             f"supports. Received: format {version!r}."
         )
     if seal != _seal(found):
@@ -268,23 +264,17 @@ def _from_json(text: str, path: str) -> ExportState:
         )
         for table in found.pop("tables")
     )
-    weights = found.pop("weights", None)
-    return ExportState(
-        **found,
-        tables=tables,
-        weights=None
-        if weights is None
-        else tuple(
-            StoredWeight(
-                **{
-                    **one,
-                    "shape": tuple(one["shape"]),
-                    "variable": _stored_variable(one["variable"]),
-                }
-            )
-            for one in weights
-        ),
+    weights = tuple(
+        StoredWeight(
+            **{
+                **weight,
+                "shape": tuple(weight["shape"]),
+                "variable": _stored_variable(weight["variable"]),
+            }
+        )
+        for weight in found.pop("weights")
     )
+    return ExportState(**found, tables=tables, weights=weights)
 
 
 def _stored_variable(found: dict[str, Any]) -> StoredVariable:

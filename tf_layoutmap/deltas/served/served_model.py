@@ -120,7 +120,7 @@ class ServedModel:
         # A weight is written as a whole, unless it is stored like a table.
         whole = {
             one.variable.key
-            for one in self._state.weights or ()
+            for one in self._state.weights
             if not one.variable.kind
         }
         for key, one in self._variables.items():

@@ -114,19 +114,17 @@ def load_own_variables(
     If the file is from an optimizer with slot variables of tables, it is
     skipped with a warning, as tf_keras does for another number of variables.
     """
-    used, variables = _used_variables(optimizer), optimizer.variables
-    if len(used) == len(variables):
+    used = _used_variables(optimizer)
+    if len(used) == len(optimizer.variables):
         original(optimizer, store)
         return
-    # Older files contain the unused variables.
-    for found in (used, variables):
-        if len(store.keys()) == len(found) and all(
-            tuple(store[str(number)].shape) == tuple(variable.shape)
-            for number, variable in enumerate(found)
-        ):
-            for number, variable in enumerate(found):
-                variable.assign(store[str(number)])
-            return
+    if len(store.keys()) == len(used) and all(
+        tuple(store[str(number)].shape) == tuple(variable.shape)
+        for number, variable in enumerate(used)
+    ):
+        for number, variable in enumerate(used):
+            variable.assign(store[str(number)])
+        return
     warnings.warn(
         f"The saved optimizer must have {len(used)} variables, where tables "
         f"have none. Received: {len(store.keys())}; optimizer "
