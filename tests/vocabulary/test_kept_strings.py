@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests import strategies
 from tests.embedding.host import open_table_cases as cases
+from tf_layoutmap._core import types
 from tf_layoutmap.partition import FixedShardsPartitioner
 from tf_layoutmap.vocabulary import kept_strings, key_tensors
 
@@ -30,6 +31,11 @@ def train(one, ids):
     one.enqueue({"ids": ids})
     found = one.dequeue()
     one.apply_gradients(tf.nest.map_structure(tf.ones_like, found))
+
+
+def test_stats_have_the_entries_of_their_type():
+    stats = make().vocabularies["words"].stats()
+    assert set(stats) == set(types.VocabularyStats.__annotations__)
 
 
 def words(numbers):

@@ -224,8 +224,8 @@ class VocabularyStats(TypedDict):
     num_full: int
     num_evicted: int
     num_expired: int
-    share_known: float | None
-    keys_are: str | None
+    hit_rate: float | None
+    key_type: str | None
     # Only with `keep_strings=True`.
     num_strings: NotRequired[int]
     num_string_bytes: NotRequired[int]

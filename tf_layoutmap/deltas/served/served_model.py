@@ -32,8 +32,8 @@ class ServedModel:
     marked by `tlm.deltas.DeltaWriter.mark_export`. After all deltas are
     applied, the tables and weights are bitwise identical to the variables of a
     model that is exported when the last delta is written. The class requires
-    only TensorFlow and NumPy: a process without tf_layoutmap can use a copy of the folder
-    `tf_layoutmap/deltas/served`.
+    only TensorFlow and NumPy: a process without tf_layoutmap can use a copy of
+    the folder `tf_layoutmap/deltas/served`.
 
     >>> import tempfile
     >>> import tensorflow as tf
