@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tf_layoutmap.deltas.served import packing
 from tf_layoutmap.deltas.served.packing import RowFormat
-from tf_layoutmap.serving import stored_tables
+from tf_layoutmap.serving import row_gathers
 
 ROWS = st.integers(1, 9).flatmap(
     lambda dim: hypothesis.extra.numpy.arrays(
@@ -111,9 +111,9 @@ def test_small_rows_are_within_half_a_quantization_step_in_a_graph(
     form = RowFormat(kind, 8)
     stored = tf.Variable(packing.pack(rows, form))
     found = (
-        tf.function(
-            lambda ids: stored_tables.gather_unpacked(stored, ids, form)
-        )(tf.range(200, dtype=tf.int64))
+        tf.function(lambda ids: row_gathers.gather_unpacked(stored, ids, form))(
+            tf.range(200, dtype=tf.int64)
+        )
         .numpy()
         .astype(np.float64)
     )

@@ -19,6 +19,7 @@ from tf_layoutmap.embedding.backend import EngineBackend
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.host import processes
 from tf_layoutmap.embedding.state import EmbeddingState
+from tf_layoutmap.embedding.table_to_export import TableToExport
 from tf_layoutmap.vocabulary import kept_strings, key_rows, state
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
@@ -99,6 +100,27 @@ class TableAccess:
             for number, spec in enumerate(self._state.spec.tables)
             if spec.vocabulary is not None
         }
+
+    def _tables_to_export(self) -> list[TableToExport]:
+        """Returns the tables that `tlm.export` stores in a SavedModel."""
+        all_rows = self.embedding_tables
+        vocabularies = self.vocabularies
+        return [
+            TableToExport(
+                owner=self,
+                name_in_owner=spec.name,
+                name=spec.name,
+                weight=all_rows[table_config],
+                num_rows=spec.num_rows,
+                dim=spec.dim,
+                dtype=tf.as_dtype(all_rows[table_config].dtype).name,
+                alias=table_config,
+                vocabulary=vocabularies.get(
+                    tables.owner_of(self._state.spec, spec).name
+                ),
+            )
+            for table_config, spec in self._tables()
+        ]
 
     def _current_vocabulary(
         self, table: int

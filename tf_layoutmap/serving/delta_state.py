@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -14,13 +13,12 @@ from tf_layoutmap.deltas.served.chain import Position
 from tf_layoutmap.deltas.weights import name_of
 from tf_layoutmap.deltas.writer import DeltaWriter
 from tf_layoutmap.embedding import checkpointing
-from tf_layoutmap.embedding.table_access import LayerAccess
-from tf_layoutmap.serving import stored_tables
-from tf_layoutmap.serving.sources import Source
-from tf_layoutmap.serving.subjects import Holder
+from tf_layoutmap.embedding.table_to_export import TableToExport
+from tf_layoutmap.serving.endpoints import Exported
+from tf_layoutmap.serving.stored_tables import StoredTable
 
 
-def check_writer(writer: DeltaWriter, holders: Sequence[Holder]) -> None:
+def check_writer(writer: DeltaWriter, tables: Sequence[TableToExport]) -> None:
     """Checks that a writer writes changes of at least one table of a model.
 
     Raises:
@@ -28,11 +26,11 @@ def check_writer(writer: DeltaWriter, holders: Sequence[Holder]) -> None:
       NotImplementedError: If tables share an open vocabulary.
     """
     writer._check_can_serve()
-    if all(writer._prefix_of(holder.owner) is None for holder in holders):
-        names = [source.name for one in holders for source in one.sources]
+    if all(writer._prefix_of(table.owner) is None for table in tables):
         raise ValueError(
             "Argument `delta_writer` must be a writer of tables of the model, "
-            f"which are {names}. Received: a writer of other tables."
+            f"which are {[table.name for table in tables]}. Received: a writer "
+            "of other tables."
         )
 
 
@@ -40,9 +38,8 @@ def write(
     folder: str,
     writer: DeltaWriter,
     position: Position,
-    holders: Sequence[Holder],
-    tables: Sequence[stored_tables.StoredTable],
-    variables: Sequence[Any],
+    tables: Sequence[StoredTable],
+    module: Exported,
 ) -> None:
     """Writes the description into an exported SavedModel.
 
@@ -52,30 +49,38 @@ def write(
       folder: Folder of the SavedModel.
       writer: Writer of the deltas.
       position: The last delta of the writer before the export.
-      holders: Holders of the tables.
-      tables: Stored tables of all holders, in order.
-      variables: `Exported.variables_of_model`.
+      tables: The stored tables.
+      module: The exported module.
     """
-    found: list[export_state.StoredTable] = []
+    described: list[export_state.StoredTable] = []
     weights: list[export_state.StoredWeight] = []
     missing: list[str] = []
-    rest = iter(tables)
-    # Number of key variables of the previous holders.
-    num_keys = 0
-    for holder in holders:
-        own = [next(rest) for _ in holder.sources]
-        prefix = writer._prefix_of(holder.owner)
+    for stored in tables:
+        table = stored.table
+        prefix = writer._prefix_of(table.owner)
         if prefix is not None:
-            found += _tables_of(holder, own, prefix, num_keys)
+            described.append(
+                export_state.StoredTable(
+                    table.name_in_owner,
+                    prefix,
+                    table.num_rows,
+                    table.dim,
+                    table.dtype,
+                    _variables_of(stored, module),
+                )
+            )
+        elif (label := writer._label_of(table.weight)) is not None:
+            weights.append(
+                export_state.StoredWeight(
+                    label,
+                    (table.num_rows, table.dim),
+                    table.dtype,
+                    _variable_of(stored),
+                )
+            )
         else:
-            for source, one in zip(holder.sources, own):
-                label = writer._label_of(source.direct_reads())
-                if label is None:
-                    missing.append(source.name)
-                else:
-                    weights.append(_weight_of(label, source, one))
-        num_keys += len(holder.keys)
-    for number, variable in enumerate(variables):
+            missing.append(table.name)
+    for number, variable in enumerate(module.variables_of_model):
         label = writer._label_of(variable)
         if label is None:
             missing.append(name_of(variable))
@@ -93,52 +98,31 @@ def write(
             )
     mark.warn_about_missing(missing)
     content = export_state.make_state(
-        folder, position, found, weights
+        folder, position, described, weights
     ).to_json()
     path = os.path.join(folder, export_state.FILE)
     storage.make_folders(os.path.dirname(path))
     storage.write_text(path, content)
 
 
-def _tables_of(
-    holder: Holder,
-    stored: Sequence[stored_tables.StoredTable],
-    prefix: str,
-    num_keys: int,
-) -> list[export_state.StoredTable]:
-    """Returns the descriptions of the tables of an embedding."""
-    owner: Any = holder.owner
-    # `Exported.keys` contains the keys of all tables with open vocabularies, in
-    # the order of the tables.
-    keys = iter(enumerate(holder.keys, num_keys))
-    found = []
-    for table, source, one in zip(
-        LayerAccess(owner).spec.tables, holder.sources, stored
-    ):
-        variables = {export_state.PARAMETERS: _variable_of(one)}
-        if table.vocabulary is not None:
-            number, of_table = next(keys)
-            variables[export_state.KEYS] = export_state.StoredVariable(
-                checkpointing.key_of("keys", str(number)),
-                of_table.shape,
-                of_table.variable.dtype.name,
-            )
-        found.append(
-            export_state.StoredTable(
-                table.name,
-                prefix,
-                source.num_rows,
-                source.dim,
-                source.dtype,
-                variables,
-            )
+def _variables_of(
+    stored: StoredTable, module: Exported
+) -> dict[str, export_state.StoredVariable]:
+    """Returns the descriptions of the variables of a table."""
+    variables = {export_state.PARAMETERS: _variable_of(stored)}
+    if stored.keys is not None:
+        number = [id(variable) for variable in module.keys].index(
+            id(stored.keys.variable)
         )
-    return found
+        variables[export_state.KEYS] = export_state.StoredVariable(
+            checkpointing.key_of("keys", str(number)),
+            stored.keys.shape,
+            stored.keys.variable.dtype.name,
+        )
+    return variables
 
 
-def _variable_of(
-    stored: stored_tables.StoredTable,
-) -> export_state.StoredVariable:
+def _variable_of(stored: StoredTable) -> export_state.StoredVariable:
     """Returns the description of the variable that stores a table."""
     variable = stored.variable
     return export_state.StoredVariable(
@@ -148,16 +132,4 @@ def _variable_of(
         stored.start,
         variable.form.kind,
         variable.block_starts,
-    )
-
-
-def _weight_of(
-    label: str, source: Source, stored: stored_tables.StoredTable
-) -> export_state.StoredWeight:
-    """Returns the description of a table that is not in an embedding."""
-    return export_state.StoredWeight(
-        label,
-        (source.num_rows, source.dim),
-        source.dtype,
-        _variable_of(stored),
     )

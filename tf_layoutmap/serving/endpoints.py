@@ -17,10 +17,15 @@ from tf_layoutmap._core import keras_private, placeholders
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
-from tf_layoutmap.serving import signatures, stored_tables, subjects
-from tf_layoutmap.serving import sources as table_sources
+from tf_layoutmap.serving import (
+    feature_lookup,
+    signatures,
+    sources,
+    stored_tables,
+    subjects,
+)
 from tf_layoutmap.serving.report import ExportReport
-from tf_layoutmap.serving.sources import Source
+from tf_layoutmap.serving.stored_tables import StoredTable
 from tf_layoutmap.serving.stored_variable import StoredVariable
 
 
@@ -35,38 +40,52 @@ class Exported(tf.Module):
       resources: Lookup tables of the model's layers.
     """
 
-    def __init__(self, serve: Any):
+    def __init__(self, serve: Any, subject: Any, tables: Sequence[StoredTable]):
+        """Collects the variables.
+
+        Args:
+          serve: The function.
+          subject: The model, layer or embedding.
+          tables: The stored tables.
+        """
         super().__init__()
         self.serve = serve
-        self.tables: Sequence[StoredVariable] = ()
-        self.keys: Sequence[tf.Variable] = ()
-        self.variables_of_model: Sequence[Any] = ()
-        self.resources: Sequence[Any] = ()
+        # Tables can share variables and keys.
+        self.tables: Sequence[StoredVariable] = list(
+            dict.fromkeys(stored.variable for stored in tables)
+        )
+        self.keys: Sequence[tf.Variable] = [
+            keys.variable
+            for keys in dict.fromkeys(stored.keys for stored in tables)
+            if keys is not None
+        ]
+        self.variables_of_model: Sequence[Any] = subjects.other_variables(
+            subject
+        )
+        self.resources: Sequence[Any] = subjects.resources_of(subject)
 
 
 def make_endpoints(
-    one: Any,
+    subject: Any,
     input_signature: Sequence[Any] | None,
-    replaced: Sequence[placeholders.Placeholder],
-    sources: Sequence[Source],
+    tables: Sequence[StoredTable],
 ) -> tuple[Exported, dict[str, Any]]:
     """Returns a module with a function `serve`, and its signatures.
 
     Args:
-      one: A model, a layer or an embedding.
+      subject: A model, a layer or an embedding.
       input_signature: A structure of specs for each argument. None selects the
         specs of the model's inputs.
-      replaced: Replacements of lookups that are used while the function is
-        traced.
-      sources: The tables, which the function must read only through lookups.
+      tables: The stored tables. The function reads them instead of the tables
+        of `subject`.
 
     Raises:
       TypeError: If `input_signature` is not a list of structures of specs.
       ValueError: If `input_signature` is None and the inputs are not known, or
         the function reads a table directly.
     """
-    is_embedding = isinstance(one, TPUEmbedding | TPUEmbeddingCore)
-    specs = _specs_of(one) if input_signature is None else input_signature
+    is_embedding = isinstance(subject, TPUEmbedding | TPUEmbeddingCore)
+    specs = _specs_of(subject) if input_signature is None else input_signature
     if not isinstance(specs, list | tuple):
         raise TypeError(
             "Argument `input_signature` must be a list that contains a "
@@ -76,28 +95,34 @@ def make_endpoints(
     specs = cast(
         "list[Any]", keras.tree.map_structure(_as_tensor_spec, list(specs))
     )
-    call = _inference_call(one)
+    call = _inference_call(subject)
+    lookups = feature_lookup.lookups_of(tables)
 
     def called(*inputs: Any) -> Any:
-        with placeholders.placeholders_in_place(replaced):
+        with placeholders.placeholders_in_place(lookups):
             outputs = call(*inputs)
-        _check_no_direct_reads(sources)
+        _check_no_direct_reads(tables)
         return outputs
 
     # Like Keras, this function uses AutoGraph only for tf_keras models. Keras 3
     # exports models without AutoGraph.
     serve = tf.function(
-        called, input_signature=list(specs), autograph=subjects.is_tf_keras(one)
+        called,
+        input_signature=list(specs),
+        autograph=subjects.is_tf_keras(subject),
     )
     signature = serve
     if is_embedding or signatures.has_composites(specs):
         signature = signatures.of_tensors(
             serve, specs, ("", "weights") if is_embedding else ()
         )
-    return Exported(serve), {"serve": signature, "serving_default": signature}
+    return Exported(serve, subject, tables), {
+        "serve": signature,
+        "serving_default": signature,
+    }
 
 
-def _check_no_direct_reads(sources: Sequence[Source]) -> None:
+def _check_no_direct_reads(tables: Sequence[StoredTable]) -> None:
     """Checks that the traced function reads tables only through lookups.
 
     Raises:
@@ -106,11 +131,11 @@ def _check_no_direct_reads(sources: Sequence[Source]) -> None:
     captured = [
         external for external, _ in tf.compat.v1.get_default_graph().captures
     ]
-    for source in sources:
-        handles = table_sources.handles_of(source.variable())
-        if any(one is handle for one in captured for handle in handles):
+    for table in (stored.table for stored in tables):
+        handles = sources.handles_of(table)
+        if any(tensor is handle for tensor in captured for handle in handles):
             raise ValueError(
-                f"Table {source.name!r} must not be read other than by "
+                f"Table {table.name!r} must not be read other than by "
                 "calling its layer, because it is exported as rows for "
                 "lookups. For a model with tied weights, use a "
                 "tlm.layers.ShardedEmbedding without an open vocabulary, or "
@@ -118,23 +143,23 @@ def _check_no_direct_reads(sources: Sequence[Source]) -> None:
             )
 
 
-def _inference_call(one: Any) -> Callable[..., Any]:
-    if not subjects.is_layer(one):
-        return one
-    return lambda *inputs: one(*inputs, training=False)
+def _inference_call(subject: Any) -> Callable[..., Any]:
+    if not subjects.is_layer(subject):
+        return subject
+    return lambda *inputs: subject(*inputs, training=False)
 
 
-def _specs_of(one: Any) -> list[Any]:
+def _specs_of(subject: Any) -> list[Any]:
     """Returns the input specs of a model or an embedding.
 
     Raises:
       ValueError: If the inputs are not known.
     """
-    if isinstance(one, TPUEmbeddingCore):
-        one = one.embedding
-    if isinstance(one, TPUEmbedding):
-        access = LayerAccess(one)
-        vocabularies = one.vocabularies
+    if isinstance(subject, TPUEmbeddingCore):
+        subject = subject.embedding
+    if isinstance(subject, TPUEmbedding):
+        access = LayerAccess(subject)
+        vocabularies = subject.vocabularies
         dtypes = [
             stored_tables.id_type(vocabularies[table.name])
             if table.vocabulary is not None
@@ -150,23 +175,24 @@ def _specs_of(one: Any) -> list[Any]:
                 ],
             )
         ]
-    if subjects.is_tf_keras(one):
-        known = one.save_spec() if hasattr(one, "save_spec") else None
-        return _required(known and list(known[0]), one)
-    if isinstance(one, keras.Sequential) and one.built:
-        return list(one.inputs)
-    if isinstance(one, keras_private.Functional):
-        return [one.input]
-    if isinstance(one, keras.Model):
-        return keras_private.get_input_signature(one)
-    return _required(None, one)
+    if subjects.is_tf_keras(subject):
+        known = subject.save_spec() if hasattr(subject, "save_spec") else None
+        return _required(known and list(known[0]), subject)
+    if isinstance(subject, keras.Sequential) and subject.built:
+        return list(subject.inputs)
+    if isinstance(subject, keras_private.Functional):
+        return [subject.input]
+    if isinstance(subject, keras.Model):
+        return keras_private.get_input_signature(subject)
+    return _required(None, subject)
 
 
-def _required(specs: list[Any] | None, one: Any) -> list[Any]:
+def _required(specs: list[Any] | None, subject: Any) -> list[Any]:
     if specs is None:
         raise ValueError(
             "Argument `input_signature` must be given for a layer, and for a "
-            f"model that was never called. Received: None (layer {one.name!r})."
+            "model that was never called. Received: None (layer "
+            f"{subject.name!r})."
         )
     return specs
 
@@ -226,7 +252,7 @@ def _as_specified(served: Any, x: Any) -> Any:
     args, _ = served.concrete_functions[0].structured_input_signature
     return served(
         tf.nest.map_structure(
-            lambda spec, one: tf.cast(one, spec.dtype), args[0], x
+            lambda spec, value: tf.cast(value, spec.dtype), args[0], x
         )
     )
 
@@ -237,7 +263,7 @@ def _metrics(
     """Returns the metrics passed to `compile`, and the mean loss per sample."""
     model.reset_metrics()
     total, num_samples = 0.0, 0
-    found: dict[str, Any] = {}
+    metrics: dict[str, Any] = {}
     for batch in dataset:
         x, y, sample_weight = (*batch, None)[:3]
         outputs = predict(x)
@@ -247,11 +273,11 @@ def _metrics(
         size = int(tf.shape(tf.nest.flatten(y)[0])[0])
         total += float(loss) * size
         num_samples += size
-        found = model.compute_metrics(x, y, outputs, sample_weight)
+        metrics = model.compute_metrics(x, y, outputs, sample_weight)
     model.reset_metrics()
     if not num_samples:
         raise ValueError("Argument `dataset` must not be empty.")
     return {
-        **{name: float(value) for name, value in found.items()},
+        **{name: float(value) for name, value in metrics.items()},
         "loss": total / num_samples,
     }

@@ -7,26 +7,17 @@ unchanged.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import keras
 import tensorflow as tf
 
-from tf_layoutmap._core import (
-    checks,
-    files,
-    literals,
-    paths,
-    placeholders,
-    tf_private,
-)
+from tf_layoutmap._core import checks, files, literals, paths, tf_private
 from tf_layoutmap.deltas.served import export_state, on_disk, packing, storage
 from tf_layoutmap.deltas.writer import DeltaWriter
+from tf_layoutmap.embedding.table_to_export import TableToExport
 from tf_layoutmap.serving import (
     delta_state,
     endpoints,
@@ -35,14 +26,12 @@ from tf_layoutmap.serving import (
     subjects,
 )
 from tf_layoutmap.serving.report import ExportReport
-from tf_layoutmap.serving.stored_tables import StoredTable
 from tf_layoutmap.serving.stored_variable import (
     Blocks,
     MeasuredBlocks,
     StoredVariable,
     merge_parts,
 )
-from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.vocabulary import checkpoint_files
 
 if TYPE_CHECKING:
@@ -286,8 +275,10 @@ def export(
     # The position is read before the tables, so that the next delta contains
     # all changes that the export does not contain.
     position = None if delta_writer is None else delta_writer._position()
-    holders = subjects.holders_of(model_or_embedding)
-    group = several_processes.processes_of(holders, delta_writer)
+    tables = subjects.tables_of(model_or_embedding)
+    # Processes that shard a table read its keys together.
+    keys = stored_tables.copy_keys(tables)
+    group = several_processes.processes_of(tables, delta_writer)
     if group is not None and dataset is not None:
         raise NotImplementedError(
             "Argument `dataset` must be None if several processes export "
@@ -299,62 +290,56 @@ def export(
         if group is None
         else group.failing_together("tlm.export")
     ):
-        prepared = _prepare(
-            model_or_embedding,
-            path,
-            holders,
-            _kinds(row_format, holders),
-            fuse,
-            input_signature,
-            dataset,
-            delta_writer,
+        kinds = _kinds(row_format, tables)
+        if dataset is not None:
+            endpoints.check_model_for_metrics(model_or_embedding)
+        check_target(path)
+        if delta_writer is not None:
+            delta_state.check_writer(delta_writer, tables)
+        stored = stored_tables.store_tables(tables, kinds, keys, fuse=fuse)
+        module, signatures = endpoints.make_endpoints(
+            model_or_embedding, input_signature, stored
         )
+    blocks = [
+        MeasuredBlocks(
+            [table.table for table in stored if table.variable is variable],
+            variable.form,
+        )
+        for variable in module.tables
+    ]
 
     def write_state(folder: str) -> None:
         if delta_writer is not None and position is not None:
             delta_writer._check_position(position)
-            delta_state.write(
-                folder,
-                delta_writer,
-                position,
-                holders,
-                prepared.tables,
-                prepared.module.variables_of_model,
-            )
+            delta_state.write(folder, delta_writer, position, stored, module)
 
     def save(blocks: Sequence[Blocks]) -> int:
-        variables = list(zip(prepared.variables, blocks))
+        variables = list(zip(module.tables, blocks))
         if paths.is_local(path):
             with files.replacing_folder(path, _MODEL) as folder:
-                write_saved_model(
-                    prepared.module, prepared.signatures, folder, variables
-                )
+                write_saved_model(module, signatures, folder, variables)
                 write_state(folder)
             return saved_model_bytes(path)
-        with remote_saved_model(
-            prepared.module, prepared.signatures, path, variables
-        ) as written:
+        with remote_saved_model(module, signatures, path, variables) as written:
             write_state(path)
             if delta_writer is not None:
                 written.append(os.path.join(path, export_state.FILE))
         return sum(map(storage.size, written))
 
     num_bytes = (
-        save(prepared.blocks)
+        save(blocks)
         if group is None
-        else several_processes.write(
-            group, save, prepared.module, prepared.signatures, prepared.blocks
-        )
+        else several_processes.write(group, save, module, signatures, blocks)
     )
-    reports = {}
-    for index, measured in enumerate(prepared.blocks):
-        reports.update(
-            zip(prepared.placed.tables_of(index), measured.reports())
-        )
+    reports = {
+        report.name: report
+        for measured in blocks
+        for report in measured.reports()
+    }
     report = ExportReport(
         path,
-        tuple(reports[table] for table in range(len(reports))),
-        len(prepared.variables),
+        tuple(reports[table.name] for table in tables),
+        len(blocks),
         num_bytes,
     )
     if dataset is None:
@@ -362,131 +347,27 @@ def export(
     return endpoints.compared_metrics(report, model_or_embedding, dataset)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Prepared:
-    """An export before it is written.
-
-    Attributes:
-      module: Module with the variables and functions.
-      signatures: Same as for `tf.saved_model.save`.
-      placed: Places of the tables in the variables.
-      variables: Variables of `module` that hold tables.
-      blocks: Blocks of each variable.
-      tables: The stored tables.
-    """
-
-    module: endpoints.Exported
-    signatures: dict[str, Any]
-    placed: stored_tables.Plan
-    variables: list[StoredVariable]
-    blocks: list[MeasuredBlocks]
-    tables: list[StoredTable]
-
-
-def _prepare(
-    model_or_embedding: Any,
-    path: str,
-    holders: Sequence[subjects.Holder],
-    kinds: Sequence[str],
-    fuse: bool,
-    input_signature: Any,
-    dataset: Any,
-    delta_writer: DeltaWriter | None,
-) -> _Prepared:
-    """Checks the arguments of `export`, and traces the functions."""
-    sources = [source for holder in holders for source in holder.sources]
-    placed = stored_tables.make_plan(
-        [
-            (packing.choose(kind, source.dtype, source.dim), source.num_rows)
-            for kind, source in zip(kinds, sources)
-        ],
-        fuse=fuse,
-    )
-    if dataset is not None:
-        endpoints.check_model_for_metrics(model_or_embedding)
-    check_target(path)
-
-    if delta_writer is not None:
-        delta_state.check_writer(delta_writer, holders)
-    variables = [
-        StoredVariable(f"tables_{index}", num_rows, form)
-        for index, (form, num_rows) in enumerate(
-            zip(placed.formats, placed.num_rows)
-        )
-    ]
-    blocks = [
-        MeasuredBlocks(
-            [sources[table] for table in placed.tables_of(index)], variable.form
-        )
-        for index, variable in enumerate(variables)
-    ]
-    tables = [
-        StoredTable(variables[place.variable], place.start, source.num_rows)
-        for place, source in zip(placed.places, sources)
-    ]
-    stored = iter(tables)
-    replaced: list[placeholders.Placeholder] = [
-        (
-            holder.owner,
-            holder.make_lookup([next(stored) for _ in holder.sources]),
-        )
-        for holder in holders
-    ]
-    # A table that the model reads without a lookup, for example for tied
-    # weights, is read from the stored table.
-    replaced += [
-        (
-            variable,
-            functools.partial(
-                stored_tables.read_all, table, tf.as_dtype(variable.dtype)
-            ),
-        )
-        for source, table in zip(sources, tables)
-        if isinstance(
-            variable := source.direct_reads(), ShardedVariable | keras.Variable
-        )
-    ]
-
-    module, signatures = endpoints.make_endpoints(
-        model_or_embedding, input_signature, replaced, sources
-    )
-    module.tables = variables
-    module.keys = [one.variable for holder in holders for one in holder.keys]
-    module.variables_of_model = subjects.other_variables(
-        model_or_embedding, holders
-    )
-    module.resources = subjects.resources_of(model_or_embedding)
-    return _Prepared(module, signatures, placed, variables, blocks, tables)
-
-
-def _kinds(row_format: Any, holders: Sequence[subjects.Holder]) -> list[str]:
+def _kinds(row_format: Any, tables: Sequence[TableToExport]) -> list[str]:
     """Returns the storage type of each table.
 
     Raises:
       ValueError: If a storage type or a table in `row_format` is not known.
     """
-    sources = [source for holder in holders for source in holder.sources]
     if not isinstance(row_format, Mapping):
         kind = checks.check_one_of("row_format", row_format, packing.KINDS)
-        return [kind] * len(sources)
-    names = {
-        id(alias): source.name
-        for holder in holders
-        for source in holder.sources
-        for alias in source.aliases
-    }
-    wanted = {
+        return [kind] * len(tables)
+    names = {id(table.alias): table.name for table in tables}
+    kind_of = {
         names.get(id(key), key): checks.check_one_of(
             "row_format", kind, packing.KINDS, where=f"of table {key!r}"
         )
         for key, kind in row_format.items()
     }
-    unknown = [
-        key for key in wanted if key not in [source.name for source in sources]
-    ]
+    known = [table.name for table in tables]
+    unknown = [name for name in kind_of if name not in known]
     if unknown:
         raise ValueError(
-            "Argument `row_format` must name tables of "
-            f"{[source.name for source in sources]}. Received: {unknown}."
+            f"Argument `row_format` must name tables of {known}. Received: "
+            f"{unknown}."
         )
-    return [wanted.get(source.name, "float32") for source in sources]
+    return [kind_of.get(name, "float32") for name in known]

@@ -7,21 +7,55 @@ replaces the lookup of a `ShardedEmbedding`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from tf_layoutmap._core import placeholders
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import stock_lookup
 from tf_layoutmap.embedding.configs import config
-from tf_layoutmap.serving import stored_tables
-from tf_layoutmap.serving.stored_tables import (
-    Found,
-    StoredKeys,
-    StoredTable,
-    Wanted,
-)
+from tf_layoutmap.embedding.table_access import LayerAccess
+from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.serving import row_gathers
+from tf_layoutmap.serving.stored_tables import StoredTable
+from tf_layoutmap.sharded import ShardedVariable
+
+
+def lookups_of(
+    tables: Sequence[StoredTable],
+) -> list[placeholders.Placeholder]:
+    """Returns the functions that replace lookups and reads of tables."""
+    tables_of: dict[Any, list[StoredTable]] = {}
+    for stored in tables:
+        tables_of.setdefault(stored.table.owner, []).append(stored)
+    lookups: list[placeholders.Placeholder] = [
+        (
+            owner,
+            FeatureLookup(owner, stored)
+            if isinstance(owner, TPUEmbedding)
+            else RowLookup(*stored),
+        )
+        for owner, stored in tables_of.items()
+    ]
+    # A table that the model reads without a lookup, for example for tied
+    # weights, is read from the stored table.
+    reads: list[placeholders.Placeholder] = [
+        (
+            weight,
+            functools.partial(
+                row_gathers.read_all, stored, tf.as_dtype(weight.dtype)
+            ),
+        )
+        for stored in tables
+        if isinstance(
+            weight := stored.table.weight, ShardedVariable | keras.Variable
+        )
+    ]
+    return lookups + reads
 
 
 class FeatureLookup:
@@ -32,29 +66,19 @@ class FeatureLookup:
     all features together.
     """
 
-    def __init__(
-        self,
-        spec: config.EmbeddingSpec,
-        tables: Sequence[StoredTable],
-        out_of_range: str,
-        keys: Mapping[int, StoredKeys] | None = None,
-    ):
+    def __init__(self, embedding: TPUEmbedding, tables: Sequence[StoredTable]):
         """Creates the lookup.
 
         Args:
-          spec: Tables and features of the embedding.
-          tables: The stored tables, in the order of `spec.tables`.
-          out_of_range: Handling of out-of-range ids: `"error"`, `"drop"` or
-            `"clip"`.
-          keys: Keys of the tables with open vocabularies, by index of the
-            table.
+          embedding: The embedding.
+          tables: Its stored tables, in the order of its spec.
         """
-        self._spec = spec
+        access = LayerAccess(embedding)
+        self._spec = access.spec
         self._tables = tables
-        self._out_of_range = out_of_range
-        self._keys = keys or {}
+        self._out_of_range = access.out_of_range
         self._features: Mapping[str, config.FeatureSpec] = {
-            feature.name: feature for feature in spec.features
+            feature.name: feature for feature in self._spec.features
         }
 
     @tf.autograph.experimental.do_not_convert
@@ -63,24 +87,30 @@ class FeatureLookup:
         flat_weights = embedding_inputs.flatten_weights(
             weights, inputs, like="inputs"
         )
-        pieces: list[
-            tuple[config.FeatureSpec, Any, bool, embedding_inputs.FeatureIds]
-        ] = []
+        inputs_of: list[tuple[Any, bool, embedding_inputs.FeatureIds]] = []
+        features: list[config.FeatureSpec] = []
         for (path, value), weight in zip(
             embedding_inputs.flatten_with_paths(inputs), flat_weights
         ):
-            feature = self._feature_of(path)
-            found = self._read(feature, value, weight)
-            pieces.append((feature, value, weight is not None, found))
-        rows = stored_tables.gather(
-            [self._wanted(feature, found) for feature, _, _, found in pieces],
+            features.append(self._feature_of(path))
+            feature_ids = self._read(features[-1], value, weight)
+            inputs_of.append((value, weight is not None, feature_ids))
+        gathered = row_gathers.gather(
+            [self._tables[feature.table] for feature in features],
+            [
+                tf.cast(feature_ids.ids, tf.int64)
+                for _, _, feature_ids in inputs_of
+            ],
+            [self._message_of(feature) for feature in features],
             self._out_of_range,
         )
         return tf.nest.pack_sequence_as(
             inputs,
             [
-                self._activations(*piece, rows_of_one)
-                for piece, rows_of_one in zip(pieces, rows)
+                self._activations(feature, *of_feature, *rows)
+                for feature, of_feature, rows in zip(
+                    features, inputs_of, gathered
+                )
             ],
         )
 
@@ -88,14 +118,19 @@ class FeatureLookup:
         self, feature: config.FeatureSpec, value: Any, weight: Any
     ) -> embedding_inputs.FeatureIds:
         """Returns the input of a feature, with keys replaced by their rows."""
-        keys = self._keys.get(feature.table)
-        found = stock_lookup.read(feature, value, weight, keys is not None)
+        keys = self._tables[feature.table].keys
+        feature_ids = stock_lookup.read(
+            feature, value, weight, keys is not None
+        )
         if keys is None:
-            return found
+            return feature_ids
         # The kind is a tensor only for packed batches, which are not served.
-        assert isinstance(found.kind, int)
+        assert isinstance(feature_ids.kind, int)
         return dataclasses.replace(
-            found, ids=keys.rows_of(tf.cast(found.ids, tf.int64), found.kind)
+            feature_ids,
+            ids=keys.rows_of(
+                tf.cast(feature_ids.ids, tf.int64), feature_ids.kind
+            ),
         )
 
     def _feature_of(self, path: str) -> config.FeatureSpec:
@@ -109,15 +144,12 @@ class FeatureLookup:
             )
         return self._features[path]
 
-    def _wanted(
-        self, feature: config.FeatureSpec, found: embedding_inputs.FeatureIds
-    ) -> Wanted:
+    def _message_of(self, feature: config.FeatureSpec) -> str:
+        """Returns the error message for out-of-range ids."""
         table = self._spec.table_of(feature)
-        return Wanted(
-            self._tables[feature.table],
-            tf.cast(found.ids, tf.int64),
+        return (
             f"Feature {feature.name!r}: ids must be in [0, {table.num_rows}), "
-            f"the rows of table {table.name!r}.",
+            f"the rows of table {table.name!r}."
         )
 
     def _activations(
@@ -125,35 +157,37 @@ class FeatureLookup:
         feature: config.FeatureSpec,
         value: Any,
         has_weights: bool,
-        found: embedding_inputs.FeatureIds,
-        gathered: Found,
+        feature_ids: embedding_inputs.FeatureIds,
+        rows: tf.Tensor,
+        is_inside: tf.Tensor | None,
     ) -> tf.Tensor:
         table = self._spec.table_of(feature)
-        rows = stock_lookup.rounded_rows(table, gathered.rows)
-        is_inside = gathered.is_inside
-        num_samples = tf.cast(found.num_samples, tf.int64)
-        is_placed = feature.is_sequence and not found.inner_shape
+        rows = stock_lookup.rounded_rows(table, rows)
+        num_samples = tf.cast(feature_ids.num_samples, tf.int64)
+        is_placed = feature.is_sequence and not feature_ids.inner_shape
         if (
             not is_placed
             and is_inside is None
-            and _ids_per_sample(value, found) == 1
+            and _ids_per_sample(value, feature_ids) == 1
         ):
             # If a sample has only one id, all combiners return the row of this
             # id.
-            return stock_lookup.in_shape(feature, table, value, found, rows)
-        samples = _samples_of(feature, value, found, num_samples)
+            return stock_lookup.in_shape(
+                feature, table, value, feature_ids, rows
+            )
+        samples = _samples_of(feature, value, feature_ids, num_samples)
         if is_placed:
             kept, indices = stock_lookup.kept_in_sequence(
                 feature,
                 samples,
-                stock_lookup.positions_of(feature, found, samples),
+                stock_lookup.positions_of(feature, feature_ids, samples),
                 is_inside,
             )
             activations = stock_lookup.in_sequence(
                 feature, table, indices, tf.gather(rows, kept), num_samples
             )
         else:
-            weights = found.weights if has_weights else None
+            weights = feature_ids.weights if has_weights else None
             if is_inside is not None:
                 # The row and the weight of a dropped id are replaced by zeros.
                 rows = tf.where(is_inside[:, tf.newaxis], rows, 0.0)
@@ -166,50 +200,56 @@ class FeatureLookup:
             activations = stock_lookup.combine_rows(
                 table, rows, samples, num_samples, weights
             )
-        return stock_lookup.in_shape(feature, table, value, found, activations)
+        return stock_lookup.in_shape(
+            feature, table, value, feature_ids, activations
+        )
 
 
 def _ids_per_sample(
-    value: Any, found: embedding_inputs.FeatureIds
+    value: Any, feature_ids: embedding_inputs.FeatureIds
 ) -> int | None:
     """Returns the number of ids per sample of a dense input, if known."""
-    if found.splits.shape != [0]:
+    if feature_ids.splits.shape != [0]:
         return None
     shape = tf.TensorShape(value.shape)
     return 1 if shape.rank == 1 else shape[-1]
 
 
-def _samples_of(feature, value, found, num_samples):
+def _samples_of(feature, value, feature_ids, num_samples):
     """Returns the sample of each id.
 
     The result is equal to the result of `stock_lookup.samples_of`. For dense
     and ragged inputs, this function uses fewer operations.
     """
-    num_ids = tf.size(found.ids, tf.int64)
-    per_sample = _ids_per_sample(value, found)
+    num_ids = tf.size(feature_ids.ids, tf.int64)
+    per_sample = _ids_per_sample(value, feature_ids)
     if per_sample:
         return tf.range(num_ids) // per_sample
-    if found.splits.shape.rank == 1 and found.splits.shape != [0]:
+    if feature_ids.splits.shape.rank == 1 and feature_ids.splits.shape != [0]:
         # The index of an id's sample is equal to the number of samples that end
         # at or before this id.
         return tf.cast(
             tf.raw_ops.UpperBound(
-                sorted_inputs=found.splits[tf.newaxis, 1:],
+                sorted_inputs=feature_ids.splits[tf.newaxis, 1:],
                 values=tf.range(num_ids)[tf.newaxis],
             )[0],
             tf.int64,
         )
-    return stock_lookup.samples_of(feature, found, found.ids, num_samples)
+    return stock_lookup.samples_of(
+        feature, feature_ids, feature_ids.ids, num_samples
+    )
 
 
 class RowLookup:
     """Looks up rows in one exported table."""
 
-    def __init__(self, table: StoredTable, layer: str):
+    def __init__(self, stored: StoredTable):
         """Initializes the lookup. Error messages name the layer."""
-        self._table = table
+        self._stored = stored
+        table = stored.table
         self._message = (
-            f"Ids must be in [0, {table.num_rows}) (layer {layer!r})."
+            f"Ids must be in [0, {table.num_rows}) (layer "
+            f"{table.name_in_owner!r})."
         )
 
     @tf.autograph.experimental.do_not_convert
@@ -219,9 +259,9 @@ class RowLookup:
         An out-of-range id raises an error.
         """
         flat = tf.cast(tf.reshape(ids, [-1]), tf.int64)
-        (found,) = stored_tables.gather(
-            [Wanted(self._table, flat, self._message)], "error"
+        ((rows, _),) = row_gathers.gather(
+            [self._stored], [flat], [self._message], "error"
         )
-        dim = self._table.variable.form.dim
-        rows = tf.reshape(found.rows, tf.concat([tf.shape(ids), [dim]], 0))
+        dim = self._stored.table.dim
+        rows = tf.reshape(rows, tf.concat([tf.shape(ids), [dim]], 0))
         return tf.ensure_shape(rows, ids.shape.concatenate([dim]))

@@ -81,15 +81,15 @@ class ExportReport:
             "mean error",
         ):
             table.add_column(column, justify="right")
-        for one in self.tables:
+        for report in self.tables:
             table.add_row(
-                one.name,
-                f"{one.num_rows:,} x {one.dim}",
-                one.row_format,
-                f"{one.num_bytes:,}",
-                f"{one.num_bytes / one.float32_bytes:.2f}",
-                f"{one.largest_error:.3g}",
-                f"{one.mean_error:.3g}",
+                report.name,
+                f"{report.num_rows:,} x {report.dim}",
+                report.row_format,
+                f"{report.num_bytes:,}",
+                f"{report.num_bytes / report.float32_bytes:.2f}",
+                f"{report.largest_error:.3g}",
+                f"{report.mean_error:.3g}",
             )
         lines = [
             f"{self.num_bytes:,} bytes in all files. Tables: "

@@ -18,28 +18,25 @@ import tensorflow as tf
 from tf_layoutmap.deltas.writer import DeltaWriter
 from tf_layoutmap.embedding.host import processes
 from tf_layoutmap.embedding.table_access import LayerAccess
+from tf_layoutmap.embedding.table_to_export import TableToExport
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.serving.stored_variable import Blocks
-from tf_layoutmap.serving.subjects import Holder
 
 
 def processes_of(
-    holders: Sequence[Holder], delta_writer: DeltaWriter | None
+    tables: Sequence[TableToExport], delta_writer: DeltaWriter | None
 ) -> processes.Processes | None:
     """Returns the processes that export together, or None.
 
     Args:
-      holders: Holders of the tables.
+      tables: The tables to export.
       delta_writer: The argument `delta_writer` of `tlm.export`.
     """
     if delta_writer is not None and delta_writer._processes is not None:
         return delta_writer._processes
-    for holder in holders:
-        if (
-            isinstance(holder.owner, TPUEmbedding)
-            and LayerAccess(holder.owner).is_divided
-        ):
-            return processes.of_strategy(holder.owner._state.replicas.strategy)
+    for owner in (table.owner for table in tables):
+        if isinstance(owner, TPUEmbedding) and LayerAccess(owner).is_divided:
+            return processes.of_strategy(owner._state.replicas.strategy)
     return None
 
 
@@ -71,8 +68,8 @@ def _joined(
     blocks: Sequence[Blocks],
 ) -> Iterator[np.ndarray[Any, Any] | None]:
     """Yields the blocks of all variables, and None after each variable."""
-    for one in blocks:
-        yield from one()
+    for blocks_of_variable in blocks:
+        yield from blocks_of_variable()
         yield None
 
 

@@ -127,11 +127,9 @@ def _flat_outputs(outputs: Any) -> Any:
     if tf.is_tensor(outputs):
         return outputs
     is_flat = isinstance(outputs, dict | list | tuple) and all(
-        tf.is_tensor(one)
-        for one in (outputs.values() if isinstance(outputs, dict) else outputs)
+        tf.is_tensor(output)
+        for output in (
+            outputs.values() if isinstance(outputs, dict) else outputs
+        )
     )
-    return (
-        outputs
-        if is_flat
-        else {path: one for path, one in inputs.flatten_with_paths(outputs)}
-    )
+    return outputs if is_flat else dict(inputs.flatten_with_paths(outputs))

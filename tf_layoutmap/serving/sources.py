@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap.deltas.weights import variable_of
 from tf_layoutmap.embedding.divided.tables import DividedTable
+from tf_layoutmap.embedding.table_to_export import TableToExport
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.sharded import ShardedVariable
 
@@ -21,60 +22,30 @@ BLOCK_BYTES = 16 * 2**20
 _MOST_BLOCKS = 256
 
 
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """A table to export.
+def blocks_of(table: TableToExport) -> Iterator[np.ndarray[Any, Any]]:
+    """Yields all rows of a table, in blocks `[rows of the block, dim]`.
 
-    Attributes:
-      name: Name of the table in `row_format=`, messages and the report.
-      num_rows: Number of rows.
-      dim: Number of columns.
-      dtype: Name of the dtype of the rows.
-      variable: Function that returns the variable with the rows: a
-        `tf.Variable`, a `ShardedVariable`, a variable on a mesh, or a table
-        that is sharded over processes.
-      aliases: Objects that identify the table in `row_format=`.
-      weight: Function that returns the object that a model reads without a
-        lookup, or None if this object is the variable.
+    If the table is sharded over processes, all processes must iterate over the
+    complete result together.
     """
-
-    name: str
-    num_rows: int
-    dim: int
-    dtype: str
-    variable: Callable[[], Any]
-    aliases: tuple[object, ...] = ()
-    weight: Callable[[], Any] | None = None
-
-    def direct_reads(self) -> Any:
-        """Returns the object that a model reads without a lookup."""
-        return (self.weight or self.variable)()
-
-    def blocks(self) -> Iterator[np.ndarray[Any, Any]]:
-        """Yields all rows in order, in blocks `[rows of the block, dim]`.
-
-        If the table is sharded over processes, all processes must iterate over
-        the complete result together.
-        """
-        variable = self.variable()
-        shape = [self.num_rows, self.dim]
-        row_bytes = self.dim * tf.as_dtype(self.dtype).size
-        most = max(
-            1, BLOCK_BYTES // row_bytes, -(-self.num_rows // _MOST_BLOCKS)
-        )
-        if isinstance(variable, DividedTable):
-            for rows in variable.blocks(most):
-                yield rows.numpy()
-            return
-        for shard in _shards(variable, shape):
-            size = shard.shape[0]
-            for start in range(0, size, most):
-                with tf.device("CPU:0"):
-                    yield shard[start : min(start + most, size)].numpy()
+    variable = variable_of(table.weight)
+    shape = [table.num_rows, table.dim]
+    row_bytes = table.dim * tf.as_dtype(table.dtype).size
+    most = max(1, BLOCK_BYTES // row_bytes, -(-table.num_rows // _MOST_BLOCKS))
+    if isinstance(variable, DividedTable):
+        for rows in variable.blocks(most):
+            yield rows.numpy()
+        return
+    for shard in _shards(variable, shape):
+        size = shard.shape[0]
+        for start in range(0, size, most):
+            with tf.device("CPU:0"):
+                yield shard[start : min(start + most, size)].numpy()
 
 
-def handles_of(variable: Any) -> list[tf.Tensor]:
+def handles_of(table: TableToExport) -> list[tf.Tensor]:
     """Returns the handles of all variables that hold rows of a table."""
+    variable = variable_of(table.weight)
     if isinstance(variable, DividedTable):
         return [variable.block.handle]
     return [

@@ -21,8 +21,9 @@ import tensorflow as tf
 from tf_layoutmap._core import files, slice_specs, tf_private
 from tf_layoutmap.deltas.served import packing
 from tf_layoutmap.deltas.served.packing import RowFormat
+from tf_layoutmap.embedding.table_to_export import TableToExport
+from tf_layoutmap.serving import sources
 from tf_layoutmap.serving.report import TableReport
-from tf_layoutmap.serving.sources import Source
 
 # A function that yields consecutive rows, starting with the first row.
 Blocks = Callable[[], Iterator["np.ndarray[Any, Any]"]]
@@ -202,14 +203,14 @@ def _rename(prefix: str, to: str) -> None:
 class MeasuredBlocks:
     """Packs the rows of tables that share a variable; measures errors."""
 
-    def __init__(self, sources: Sequence[Source], form: RowFormat):
+    def __init__(self, tables: Sequence[TableToExport], form: RowFormat):
         """Stores the tables.
 
         Args:
-          sources: Tables, in the order of their rows in the variable.
+          tables: Tables, in the order of their rows in the variable.
           form: Format of the stored rows.
         """
-        self._sources = sources
+        self._tables = tables
         self._form = form
         self._errors: list[tuple[float, float]] = []
 
@@ -221,14 +222,14 @@ class MeasuredBlocks:
             contains the table and the row.
         """
         self._errors = []
-        for source in self._sources:
+        for table in self._tables:
             largest, total, start = 0.0, 0.0, 0
-            for rows in source.blocks():
+            for rows in sources.blocks_of(table):
                 try:
                     stored = packing.pack(rows, self._form)
                 except packing.UnfitRowError as error:
                     raise ValueError(
-                        f"Table {source.name!r} cannot be stored as "
+                        f"Table {table.name!r} cannot be stored as "
                         f"{self._form.kind}: row {start + error.row} "
                         f'{error.reason}. Use row_format="float32" for it.',
                     ) from error
@@ -238,22 +239,22 @@ class MeasuredBlocks:
                     total += float(errors.sum(dtype=np.float64))
                 start += len(rows)
                 yield stored
-            self._errors.append((largest, total / (start * source.dim)))
+            self._errors.append((largest, total / (start * table.dim)))
 
     def reports(self) -> list[TableReport]:
         """Returns a report on each table, after all blocks have been read."""
         return [
             TableReport(
-                name=source.name,
-                num_rows=source.num_rows,
-                dim=source.dim,
+                name=table.name,
+                num_rows=table.num_rows,
+                dim=table.dim,
                 row_format=self._form.kind,
-                num_bytes=source.num_rows * self._form.row_bytes,
-                float32_bytes=source.num_rows * source.dim * 4,
+                num_bytes=table.num_rows * self._form.row_bytes,
+                float32_bytes=table.num_rows * table.dim * 4,
                 largest_error=largest,
                 mean_error=mean,
             )
-            for source, (largest, mean) in zip(self._sources, self._errors)
+            for table, (largest, mean) in zip(self._tables, self._errors)
         ]
 
 

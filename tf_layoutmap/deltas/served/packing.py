@@ -15,7 +15,7 @@ In int4, the low bits of each byte contain a column of the first half of the
 row. The high bits contain a column of the second half. Therefore, unpacking
 does not have to reorder columns.
 
-`stored_tables.gather_unpacked` unpacks rows with TensorFlow's operations.
+`row_gathers.gather_unpacked` unpacks rows with TensorFlow's operations.
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
 """Base class of `ShardedEmbedding` for both Keras versions.
 
 The class `EmbeddingCore` implements the arguments, the table, the lookup and
-the saved state of the layer. The functions before the class check arguments and
-ids.
+the saved state of the layer. The functions before the class check arguments.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import tensorflow as tf
@@ -23,11 +22,12 @@ from tf_layoutmap._core import (
     tf_private,
     user_warnings,
 )
+from tf_layoutmap.embedding.table_to_export import TableToExport
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
+    input_ids,
     key_table,
     model_rules,
-    sparse_ids,
     tables,
     weight_files,
 )
@@ -35,7 +35,6 @@ from tf_layoutmap.layers.base.keras_version_guard import LayerBase
 from tf_layoutmap.layers.base.row_optimizer import RowUpdates, check_one_replica
 from tf_layoutmap.layers.base.tables import HOST
 from tf_layoutmap.sharded import ShardedVariable
-from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.state import Vocabulary
 from tf_layoutmap.vocabulary.stored_keys import StoredKeys
@@ -124,74 +123,6 @@ def check_inputs(inputs: Any, layer: str) -> None:
                 "tf.constant([1, 2]), not Python numbers, strings or lists of "
                 f"them. Received: {one!r} (layer {layer!r})."
             )
-
-
-# A dtype represents all integers exactly up to this number.
-_LARGEST_EXACT = {
-    "bfloat16": 2**8,
-    "float16": 2**11,
-    "float32": 2**24,
-    "float64": 2**53,
-}
-
-
-def read_ids(
-    inputs: Any, num_rows: int, name: str, compute_dtypes: Iterable[str] = ()
-) -> tf.Tensor:
-    """Returns ids as int32 or int64.
-
-    Args:
-      inputs: Dense tensor of numbers.
-      num_rows: Number of rows of the table.
-      name: Name of the layer.
-      compute_dtypes: Compute dtypes of the layer and of the layers that call
-        it. Keras converts floats of a model's inputs to these dtypes, and back
-        to the dtype of the `Input`.
-
-    Raises:
-      TypeError: If a dtype cannot represent all row numbers exactly.
-      tf.errors.InvalidArgumentError: If a number is not an integer.
-    """
-    ids = tf.convert_to_tensor(inputs)
-    if ids.dtype in (tf.int32, tf.int64):
-        return ids
-    if ids.dtype.is_integer and ids.dtype != tf.uint64:
-        return tf.cast(ids, tf.int64 if ids.dtype.size > 2 else tf.int32)
-    # Ids can be floats, because a Keras Sequential model without an Input casts
-    # all numbers to floats.
-    if ids.dtype == tf.string:
-        raise TypeError(
-            f"Ids of layer {name!r} must be integers in [0, {num_rows}). "
-            "Received: strings. To look up strings, create the layer with "
-            "`input_dim=tlm.vocabulary.OpenVocabulary(capacity)` and an "
-            "`optimizer`."
-        )
-    for dtype in (ids.dtype.name, *compute_dtypes):
-        if num_rows <= _LARGEST_EXACT.get(dtype, 0):
-            continue
-        raise TypeError(
-            "Ids must be integers; declare them, as by "
-            'keras.Input(shape, dtype="int64"). Received: dtype '
-            + (
-                f"{dtype}, which does"
-                if dtype == ids.dtype.name
-                else f"{ids.dtype.name} in a layer or model with compute dtype "
-                f"{dtype}, to which Keras converts the inputs, and which does"
-            )
-            + f" not represent all ids below {num_rows} exactly (layer "
-            f"{name!r})."
-        )
-    flat = tf.reshape(ids, [-1])
-    is_integer = tf.equal(flat, tf.round(flat))
-    checks = assertions.require(
-        tf.reduce_all(is_integer),
-        f"Ids of layer {name!r} must be integers. Received: ",
-        tf.boolean_mask(flat, tf.logical_not(is_integer))
-        if tf.executing_eagerly()
-        else flat,
-    )
-    with tf.control_dependencies(checks):
-        return tf.cast(ids, tf.int64)
 
 
 class EmbeddingCore(LayerBase):
@@ -470,6 +401,24 @@ class EmbeddingCore(LayerBase):
             )
         return self._key_table.vocabulary
 
+    def _tables_to_export(self) -> list[TableToExport]:
+        """Returns the table that `tlm.export` stores in a SavedModel."""
+        if self._key_table is not None:
+            (table,) = self.embedding._tables_to_export()
+            return [dataclasses.replace(table, name=self.name, alias=self)]
+        return [
+            TableToExport(
+                owner=self,
+                name_in_owner=self.name,
+                name=self.name,
+                weight=self.embeddings,
+                num_rows=self.input_dim,
+                dim=self.output_dim,
+                dtype=tf.as_dtype(self.variable_dtype).name,
+                alias=self,
+            )
+        ]
+
     def _named_vocabularies(self) -> dict[str, Vocabulary]:
         """Returns the built vocabulary, if any, keyed by the layer's name."""
         found = self.vocabulary if self.built else None
@@ -502,7 +451,7 @@ class EmbeddingCore(LayerBase):
         if isinstance(inputs, tf.RaggedTensor):
             return tf.ragged.map_flat_values(self.call, inputs)
         if isinstance(inputs, tf.SparseTensor):
-            return sparse_ids.look_up(
+            return input_ids.look_up_sparse(
                 inputs, self.call, self.output_dim, self.name
             )
         if isinstance(inputs, tf.Tensor) and self._is_traced_for_shapes():
@@ -587,7 +536,7 @@ class EmbeddingCore(LayerBase):
                 "StoredKeys "
                 f"(layer {self.name!r}, with input_dim={self.input_dim})."
             )
-        return read_ids(
+        return input_ids.read_ids(
             inputs,
             self.input_dim,
             self.name,

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import literals
 from tf_layoutmap.embedding.configs import open_tables
+from tf_layoutmap.embedding.table_to_export import TableToExport
 from tf_layoutmap.layers.base import (
     feature_config_serialization,
     steps,
@@ -216,6 +217,10 @@ class TPUEmbeddingCore(LayerBase):
     def embedding_tables(self) -> dict[Any, Any]:
         """Tables by `TableConfig`, each `[num_rows, dim]` float32."""
         return self.embedding.embedding_tables
+
+    def _tables_to_export(self) -> list[TableToExport]:
+        """Returns the tables that `tlm.export` stores in a SavedModel."""
+        return self.embedding._tables_to_export()
 
     def _named_vocabularies(self) -> dict[str, Vocabulary]:
         """Returns the open vocabularies by table; empty before `build`.

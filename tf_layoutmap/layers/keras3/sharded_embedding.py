@@ -21,10 +21,10 @@ from tf_layoutmap._core import (
     tf_private,
 )
 from tf_layoutmap.layers.base import (
+    input_ids,
     keras_version_guard,
     key_table,
     sharded_embedding,
-    sparse_ids,
     tables,
 )
 from tf_layoutmap.layers.base.key_table import KeyTable
@@ -64,7 +64,7 @@ class KeyMask(keras.Operation):
     def call(self, ids: Any) -> tf.Tensor:
         """Returns a bool for each id: False if the id is padding."""
         if isinstance(ids, tf.SparseTensor):
-            return sparse_ids.to_dense_mask(
+            return input_ids.to_dense_mask(
                 ids, key_table.is_not_padding(ids.values)
             )
         return key_table.is_not_padding(tf.convert_to_tensor(ids))

@@ -16,11 +16,11 @@ from tf_layoutmap._core import patches, tf_keras_private, tf_private
 from tf_layoutmap.embedding.table_variable import strategy_in_scope
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
+    input_ids,
     keras_version_guard,
     key_table,
     row_gradients,
     snapshots,
-    sparse_ids,
     steps,
     tables,
 )
@@ -298,7 +298,7 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         if not self.mask_zero:
             return None
         if isinstance(inputs, tf.SparseTensor):
-            return sparse_ids.to_dense_mask(
+            return input_ids.to_dense_mask(
                 inputs, key_table.is_not_padding(inputs.values)
             )
         if self._key_table is not None:
