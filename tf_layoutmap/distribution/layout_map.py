@@ -24,7 +24,7 @@ from tf_layoutmap.layout.mesh.device_mesh import (
     Mesh,
     to_dtensor_mesh,
 )
-from tf_layoutmap.layout.replication import retrace
+from tf_layoutmap.layout.replication import traces
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import TensorLike
@@ -233,7 +233,7 @@ def distribute_tensor(
             # mesh, too.
             if tracing.mesh_of_operation() is None:
                 tracing.require_mesh(layout.mesh, is_strict=False)
-            retrace.keep_layouts()
+            traces.keep_layouts()
         return dtensor.relayout(tensor, layout)
     if isinstance(tensor, tf.Variable):
         tensor = tensor.read_value()

@@ -16,8 +16,8 @@ from tests.layout import pairs, unsupported
 from tests.layout.meshes import axes_of, layout_of, mesh_of
 from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.layout.mesh.errors import UnsupportedByDTensorError
-from tf_layoutmap.layout.replication import replicated_ops, report, retrace
-from tf_layoutmap.layout.replication.replicated_ops import Extent
+from tf_layoutmap.layout.replication import report, traces
+from tf_layoutmap.layout.replication.traces import Extent
 
 COLUMNS = {"d1.kernel": (None, "model")}
 L = keras.layers
@@ -139,7 +139,7 @@ def test_experts_with_transposed_scores_match_a_single_device():
 
 
 def test_step_that_stays_unsupported_is_fully_replicated(monkeypatch):
-    monkeypatch.setattr(retrace.UnshardableOps, "mark", lambda *_: False)
+    monkeypatch.setattr(traces.Replication, "extend", lambda *_: False)
     with pytest.warns(
         tlm.layout.LayoutMapWarning,
         match="everything, with all weights .*0.5 KiB per dev",
@@ -287,8 +287,9 @@ def test_empty_parts_of_a_concatenation_have_gradients(parts):
 def gradient_of_replicated(function, x):
     """Returns the gradient of `function(tanh(x))`, with `tanh` replicated."""
     mesh = mesh_of(model=2)
-    marks = replicated_ops.ReplicationMarks()
-    marks.is_named, marks.extents = True, {"first/Tanh": Extent.ALL}
+    replication = traces.Replication()
+    replication.is_named = True
+    replication.extents = {"first/Tanh": Extent.ALL}
 
     @tf.function
     def step(x):
@@ -299,14 +300,11 @@ def gradient_of_replicated(function, x):
             result = function(y)
         return tape.gradient(result, x)
 
-    with tracing.default_mesh(mesh), marks.applied(mesh):
-        result = step(transfer.to_mesh(x, layout_of(mesh, None, "model")))
-        assert "Relayout" in {
-            op.type
-            for op in step.get_concrete_function(
-                tf.TensorSpec(x.shape, x.dtype)
-            ).graph.get_operations()
-        }
+    # A call of `step` itself would be traced with a separate replication.
+    with tracing.default_mesh(mesh), replication.traced(mesh):
+        concrete = step.get_concrete_function(tf.TensorSpec(x.shape, x.dtype))
+        assert "Relayout" in {op.type for op in concrete.graph.get_operations()}
+        result = concrete(transfer.to_mesh(x, layout_of(mesh, None, "model")))
     return transfer.to_host(result)
 
 

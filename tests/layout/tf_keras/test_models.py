@@ -11,7 +11,7 @@ import tf_layoutmap as tlm
 from tests.covering import but
 from tests.layout import unsupported
 from tests.layout.meshes import layout_of, mesh_of
-from tf_layoutmap.layout.replication import retrace
+from tf_layoutmap.layout.replication import traces
 
 # The scope supports tf_keras only if the program has imported it.
 import tf_keras  # isort: skip
@@ -433,7 +433,7 @@ def test_strict_map_raises_instead_of_gathering_rows():
 
 @pytest.mark.exhaustive
 def test_step_that_cannot_be_sharded_is_fully_replicated(monkeypatch):
-    monkeypatch.setattr(retrace.UnshardableOps, "mark", lambda *_: False)
+    monkeypatch.setattr(traces.Replication, "extend", lambda *_: False)
 
     def make():
         return sequential(

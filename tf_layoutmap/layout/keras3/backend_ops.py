@@ -14,7 +14,7 @@ from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh, axes_of_layout
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.ops import corrections, einsum_axes, host_loops
-from tf_layoutmap.layout.replication import captured_tensors
+from tf_layoutmap.layout.replication import traces
 
 dtensor = tf.experimental.dtensor
 
@@ -58,7 +58,7 @@ def einsum(
     if (
         tracing.traced_for_mesh()
         and len(operands) == 2
-        and (captured_tensors.current() is None)
+        and not traces.is_fully_replicated()
     ):
         divided = _axes_of_product(subscripts, operands, context)
     if divided is None:
@@ -154,7 +154,7 @@ def _bias_like_product(bias: Any) -> Any:
         or bias is not layer.bias
         or not isinstance(layer._kernel, MeshVariable)
         or not tracing.traced_for_mesh()
-        or captured_tensors.current() is not None
+        or traces.is_fully_replicated()
     ):
         return bias
     context = bias._mesh_context
@@ -197,7 +197,7 @@ def repeat(
         and np.ndim(count) == 0
         and count > 0
         and tracing.can_keep_layout(x)
-        and captured_tensors.current() is None
+        and not traces.is_fully_replicated()
     ):
         return _repeat_elements(x, int(count), axis % x.shape.rank)
     result = original(_by_samples(x, mesh, axis), repeats, axis)

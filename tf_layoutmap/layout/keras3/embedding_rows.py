@@ -18,7 +18,7 @@ from tf_layoutmap.layout.keras3 import row_updates, sharded_rows
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
-from tf_layoutmap.layout.replication import captured_tensors
+from tf_layoutmap.layout.replication import traces
 
 if TYPE_CHECKING:
     from tensorflow.experimental.dtensor import DVariable
@@ -73,7 +73,7 @@ def embedding_call(
         or tf_private.in_save_context()
         or inputs.shape.rank is None
         # The function gathers all weights, and reports that it does.
-        or captured_tensors.current() is not None
+        or traces.is_fully_replicated()
     ):
         return original(layer, inputs, *args, **kwargs)
     tracing.require_mesh(weight.mesh, weight._mesh_context.layout_map.strict)

@@ -21,7 +21,7 @@ from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.ops import corrections
-from tf_layoutmap.layout.replication import captured_tensors
+from tf_layoutmap.layout.replication import traces
 from tf_layoutmap.sharded.routing.checks import known_sizes
 
 dtensor = tf.experimental.dtensor
@@ -223,7 +223,7 @@ def segment_sum_of_table(
         len(shape) == 1
         and num_rows is not None
         and len(getattr(segment_ids, "shape", ())) == 1
-        and captured_tensors.current() is None
+        and not traces.is_fully_replicated()
     ):
         layout = _layout_of_table((int(num_rows), shape[0]))
         if layout is not None and (mesh is None or mesh == layout.mesh):

@@ -41,7 +41,7 @@ from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.mesh_step import MeshStep
 from tf_layoutmap.layout.ops import convolutions, gates, simplifications
-from tf_layoutmap.layout.replication import captured_tensors, replicated_ops
+from tf_layoutmap.layout.replication import replicated_ops, traces
 
 dtensor = tf.experimental.dtensor
 
@@ -202,7 +202,7 @@ def _sharded_kernels(layer: Any) -> list[shard_map.ShardedKernel]:
     """Returns the sharded kernels that the call of a layer does not gather."""
     return (
         assignments.sharded_kernels(layer)
-        if tracing.traced_for_mesh() and captured_tensors.current() is None
+        if tracing.traced_for_mesh() and not traces.is_fully_replicated()
         else []
     )
 
@@ -217,7 +217,7 @@ def _on_shards(layer: Any) -> AbstractContextManager[Any]:
         layer, assignments.GATED_CELLS
     ):
         is_sharded = (
-            tracing.traced_for_mesh() and captured_tensors.current() is None
+            tracing.traced_for_mesh() and not traces.is_fully_replicated()
         )
         return gates.sharded_weights(
             context.mesh,

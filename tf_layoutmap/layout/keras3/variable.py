@@ -31,7 +31,7 @@ from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh, axes_of_layout
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.mesh.variable import PaddedVariable
 from tf_layoutmap.layout.ops import host_loops
-from tf_layoutmap.layout.replication import captured_tensors
+from tf_layoutmap.layout.replication import traces
 
 if TYPE_CHECKING:
     from tensorflow.experimental.dtensor import DVariable
@@ -170,9 +170,8 @@ class MeshVariable(keras.Variable):
             trace.context = self._mesh_context
         if keras_private.calling_layer() is None:
             return value
-        reads = captured_tensors.current()
-        if reads is not None:
-            return tf.cast(reads.read(self._value), value.dtype)
+        if traces.is_fully_replicated():
+            return tf.cast(traces.gathered_value(self._value), value.dtype)
         if not tracing.traced_for_mesh() or isinstance(
             self._value, PaddedVariable
         ):
@@ -189,7 +188,7 @@ class MeshVariable(keras.Variable):
         # dimensions of a product. DTensor then raises an error or pairs the
         # shards incorrectly. The gradient of the gathered weight is sharded
         # again.
-        return captured_tensors.gathered_along(
+        return traces.gathered_along(
             axes, tf.convert_to_tensor(value), self._value.layout
         )
 
@@ -326,7 +325,7 @@ class MeshVariable(keras.Variable):
             value = self._to_own_layout(value)
         elif isinstance(target, PaddedVariable):
             value = dtensor.relayout(target.with_padding(value), target.layout)
-        elif captured_tensors.current() is not None:
+        elif traces.is_fully_replicated():
             value = dtensor.relayout(
                 # The value is pinned as replicated. Otherwise DTensor would
                 # propagate the layout of the variable to the tensors from which

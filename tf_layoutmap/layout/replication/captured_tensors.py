@@ -5,26 +5,20 @@ tensors. DTensor accepts only numbers and short lists of integers from the host.
 DTensor rejects other host tensors before it runs the operation. In this case,
 this module replicates these tensors on the mesh and runs the operation again.
 If all inputs are on the mesh, no additional work is necessary.
-
-Functions that are fully replicated, and layers that need unsharded weights,
-read sharded variables through `GatheredReads`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap._core import dtensor_ops, tf_private
 from tf_layoutmap.layout.mesh import errors, tracing, transfer
-from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
-from tf_layoutmap.layout.mesh.tracing import ThreadValue
-from tf_layoutmap.layout.mesh.variable import PaddedVariable
+from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.processes import digest, messages
 from tf_layoutmap.layout.replication import empty_tensors, replicated_ops
 
@@ -190,10 +184,10 @@ def _compare(x: Any, mesh: Mesh) -> None:
 
 def _refused_input(error: Any, operation: str | bytes) -> int | None:
     """Returns the index of the host input that DTensor rejected, or None."""
-    found = _HOST_INPUT_ERROR.match(error.message)
-    if found is None or found[1] != tf.compat.as_str(operation):
+    match = _HOST_INPUT_ERROR.match(error.message)
+    if match is None or match[1] != tf.compat.as_str(operation):
         return None
-    return int(found[2])
+    return int(match[2])
 
 
 def _mesh_of(inputs: Iterable[Any]) -> Mesh | None:
@@ -208,119 +202,3 @@ def _mesh_of(inputs: Iterable[Any]) -> Mesh | None:
         if tracing.on_registered_mesh(x):
             return dtensor.fetch_layout(x).mesh
     return mesh
-
-
-_current: ThreadValue[GatheredReads | None] = ThreadValue(None)
-_in_layer = ThreadValue(False)
-
-
-class GatheredReads:
-    """The sharded variables that one replicated function reads.
-
-    Attributes:
-      bytes: Unsharded size of each variable in bytes, by `id`.
-    """
-
-    def __init__(self):
-        self.bytes: dict[int, int] = {}
-
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
-        """Gathers variables in functions that are traced in the context."""
-        with _current.set_to(self), tracing.with_replicated_batches():
-            yield
-
-    def read(
-        self, variable: Any, read: Callable[[], tf.Tensor] | None = None
-    ) -> tf.Tensor:
-        """Returns the value of a DVariable, replicated on every device.
-
-        Args:
-          variable: `dtensor.DVariable`.
-          read: Function that reads the sharded value; None uses
-            `tf.convert_to_tensor`.
-        """
-        layout = variable.layout
-        # A read of a padded variable already returns a replicated tensor.
-        axes = (
-            set()
-            if isinstance(variable, PaddedVariable)
-            else ({*layout.sharding_specs} - {dtensor.UNSHARDED})
-        )
-        if axes:
-            self.bytes[id(variable)] = (
-                variable.dtype.size * variable.shape.num_elements()
-            )
-        # The relayout is created outside of loops and branches. In a loop or
-        # branch, some relayouts crash DTensor's compiler and end the process.
-        with tf_private.outermost_graph().as_default():
-            value = tf.convert_to_tensor(variable) if read is None else read()
-            return (
-                value
-                if not axes
-                else gathered_along(axes, value, layout, shards_gradient=False)
-            )
-
-
-def gathering_layer_call() -> contextlib.AbstractContextManager[None]:
-    """Gathers the weights of a tf_keras layer that is called in the context.
-
-    Layers of Keras 3 do not need this function, because their weights refer to
-    their layer.
-    """
-    return _in_layer.set_to(True)
-
-
-def in_gathering_layer() -> bool:
-    """Returns whether this thread is inside `gathering_layer_call`."""
-    return _in_layer.get()
-
-
-def current() -> GatheredReads | None:
-    """Returns the `GatheredReads` of the function being traced, or None."""
-    return _current.get()
-
-
-def gathered_along(
-    axes: set[str],
-    tensor: tf.Tensor,
-    layout: Layout,
-    shards_gradient: bool = True,
-) -> tf.Tensor:
-    """Returns `tensor` gathered along the mesh axes `axes`.
-
-    The gradient of a lookup stays `tf.IndexedSlices`. The gradient of DTensor's
-    relayout would sum the gradients of repeated ids, but Keras' optimizers
-    square the gradient of each occurrence of an id separately.
-
-    Args:
-      axes: Mesh axes along which to gather.
-      tensor: Value of a variable.
-      layout: Layout of the variable.
-      shards_gradient: Whether DTensor may shard the computation of the
-        gradient.
-    """
-    gathered = dtensor.Layout(
-        [
-            dtensor.UNSHARDED if one in axes else one
-            for one in layout.sharding_specs
-        ],
-        layout.mesh,
-    )
-
-    @tf.custom_gradient
-    def relayout(value: tf.Tensor) -> Any:
-        def gradient(dy: Any) -> Any:
-            if isinstance(dy, tf.IndexedSlices):
-                return dy
-            if not shards_gradient:
-                return dtensor.relayout(dtensor.relayout(dy, gathered), layout)
-            # The gradient is first sharded along the other axes. Otherwise
-            # DTensor may compute it unsharded.
-            dy = dtensor.relayout(dy, gathered)
-            # This op is also DTensor's own gradient of a relayout.
-            return dtensor.relayout_like(dy, value)
-
-        return dtensor.relayout(value, gathered), gradient
-
-    return relayout(tensor)

@@ -3,15 +3,13 @@
 DTensor can reject the layouts of an operation even if it supports the
 operation. DTensor selects layouts only when it compiles a function. If the
 compilation fails, the step is traced again with a mark on the operation
-(`ReplicationMarks`). The inputs and results of a marked operation are
+(`traces.Replication`). The inputs and results of a marked operation are
 replicated, or their samples are unsharded. Eager operations run again on
 replicated inputs (`replicated_inputs`).
 """
 
 from __future__ import annotations
 
-import enum
-import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -20,99 +18,12 @@ import tensorflow as tf
 
 from tf_layoutmap._core import dtensor_ops, tf_private, user_warnings
 from tf_layoutmap.layout.mesh import errors, tracing
-from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
-from tf_layoutmap.layout.ops.corrections import as_constant, is_shape
+from tf_layoutmap.layout.ops.corrections import as_constant
+from tf_layoutmap.layout.replication import traces
 
 # Operations that are never marked, because they have no inputs.
 _NEVER = frozenset(("Placeholder", "NoOp", "Const"))
-# Operations whose gradients are, or can be, `tf.IndexedSlices`.
-_ROW_GRADIENTS = frozenset(("Gather", "GatherV2", "Identity", "IdentityN"))
-
-_trace: ThreadValue[_Trace | None] = ThreadValue(None)
-
-
-# Operations that DTensor can compute with the layouts of their inputs. They
-# fail only because later operations change the layout of the result.
-_KEEPING_LAYOUTS = frozenset(
-    ("Transpose", "Sum", "Mean", "Prod", "Max", "Min", "All", "Any")
-    + ("Reshape", "BatchMatMulV2", "MatMul", "Einsum")
-    + ("GatherV2",)
-)
-
-
-class Extent(enum.IntEnum):
-    """The dimensions of inputs and results that are gathered."""
-
-    NOTHING = 0
-    """No dimensions. Later operations do not change the layout of the tensors,
-    so nothing is replicated."""
-    SAMPLES = 1
-    """All dimensions except the first one, which keeps its sharding."""
-    ALL = 2
-    """All dimensions: the tensors are replicated."""
-
-
-class ReplicationMarks:
-    """The operations of one function that must be replicated.
-
-    Attributes:
-      extents: Maps the name of an operation in the graph to its extent.
-      is_named: Whether operations get an attribute with their name. The flag is
-        set after the first error of the function.
-    """
-
-    def __init__(self):
-        self.extents: dict[str, Extent] = {}
-        self.is_named = False
-
-    def of_extent(self, extent: Extent) -> list[str]:
-        """Returns the names of the operations that are marked with `extent`."""
-        return [name for name, one in self.extents.items() if one == extent]
-
-    def next_extent(self, op_type: str, names: Sequence[str]) -> Extent:
-        """Returns the extent for operations that failed with their extent.
-
-        Args:
-          op_type: Type of the operations.
-          names: Names of the operations.
-        """
-        before = [self.extents[one] for one in names if one in self.extents]
-        if not before and op_type in _KEEPING_LAYOUTS:
-            return Extent.NOTHING
-        if not before or max(before) == Extent.NOTHING:
-            return Extent.SAMPLES
-        return Extent.ALL
-
-    def applied(self, mesh: Mesh) -> AbstractContextManager[None]:
-        """Applies the marks to functions that are traced in the context."""
-        return _trace.set_to(_Trace(self, mesh) if self.is_named else None)
-
-
-class _Trace:
-    """One trace of a function with marks.
-
-    A result is pinned separately for each of its uses. A result cannot be
-    pinned when its operation is created, because the gradient of the operation
-    is recorded afterwards. Two uses must not share a pinned copy. A
-    `tf.GradientTape` that did not record when the copy was created would lose
-    the gradient. For example, `tf.stop_gradient` stops all tapes while it runs,
-    and a tape can start to watch the result later.
-    """
-
-    def __init__(self, marks: ReplicationMarks, mesh: Mesh):
-        self.marks = marks
-        self.mesh = mesh
-        # Maps the `id` of a result to the result and its extent. The reference
-        # to the result ensures that the id stays unique.
-        self.results: dict[int, tuple[Any, Extent]] = {}
-
-    def result(self, x: Any, keeps_rows: bool) -> Any:
-        """Returns an input, pinned if a marked operation created it."""
-        _, extent = self.results.get(id(x), (None, None))
-        return (
-            x if extent is None else _pinned(x, extent, self.mesh, keeps_rows)
-        )
 
 
 def create(
@@ -133,10 +44,10 @@ def create(
       *args: `dtypes, input_types, name, attrs, op_def, compute_device`.
       **kwargs: The same arguments by name.
     """
-    trace = _trace.get()
+    trace = traces.current()
     if tracing.mesh_of_operation() is not None:
         inputs = [_constant_of_other_graph(x, graph) for x in inputs]
-    if trace is None or op_type in _NEVER:
+    if trace is None or not trace.replication.is_named or op_type in _NEVER:
         op = original(graph, op_type, inputs, *args, **kwargs)
         _check_ranks(op)
         return op
@@ -162,11 +73,10 @@ def create(
         if name.endswith("/")
         else graph.unique_name(name, mark_as_used=False)
     )
-    extent = trace.marks.extents.get(name)
-    keeps_rows = op_type in _ROW_GRADIENTS
-    inputs = [as_constant(trace.result(x, keeps_rows)) for x in inputs]
+    extent = trace.extent_of(name)
+    inputs = [as_constant(trace.input(x, op_type)) for x in inputs]
     if extent is not None:
-        inputs = [_pinned(x, extent, trace.mesh, keeps_rows) for x in inputs]
+        inputs = [trace.pinned(x, extent, op_type) for x in inputs]
     given["attrs"] = {
         **(given.get("attrs") or {}),
         errors.NAME_ATTRIBUTE: tf.compat.v1.AttrValue(s=name.encode()),
@@ -174,8 +84,7 @@ def create(
     op = original(graph, op_type, inputs, **given)
     _check_ranks(op)
     if extent is not None:
-        for x in op.outputs:
-            trace.results[id(x)] = x, extent
+        trace.add_results(op.outputs, extent)
     return op
 
 
@@ -224,41 +133,6 @@ def _check_ranks(op: Any) -> None:
             "such as axes and sizes, as Python numbers, or compute the "
             "operation on the host."
         )
-
-
-def _pinned(x: Any, extent: Extent, mesh: Mesh, keeps_rows: bool) -> Any:
-    # Positions and shapes are not pinned, because DTensor must evaluate them,
-    # and cannot evaluate a constant after a relayout.
-    if x.dtype in (tf.resource, tf.variant, tf.string) or is_shape(x):
-        return x
-    # Ops of the relayout must not be pinned themselves.
-    with _trace.set_to(None):
-        pin: Callable[[Any, Mesh | None], Any] = (
-            tracing.pin_replicated
-            if extent == Extent.ALL
-            else tracing.pin_unsharded_samples
-            if extent == Extent.SAMPLES
-            else lambda x, _: tracing.with_layout_of_producer(x)
-        )
-        return (
-            tracing.pin_keeping_rows(pin, x, mesh)
-            if keeps_rows
-            else pin(x, mesh)
-        )
-
-
-def same_scope_ops(name: str, names: Sequence[str]) -> list[str]:
-    """Returns the elements of `names` that differ from `name` only in digits.
-
-    If only the digits of their names differ, operations usually belong to
-    repeated layers. DTensor rejects the operation in each of these layers.
-    """
-
-    def without_numbers(one: str) -> str:
-        return re.sub(r"_?\d+", "", one)
-
-    wanted = without_numbers(name)
-    return [one for one in names if without_numbers(one) == wanted]
 
 
 dtensor = tf.experimental.dtensor

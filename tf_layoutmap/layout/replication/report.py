@@ -13,7 +13,7 @@ from tf_layoutmap.layout.mesh import errors, shard_map
 from tf_layoutmap.layout.ops import convolutions, independent_dims
 from tf_layoutmap.layout.ops.corrections import is_shape
 from tf_layoutmap.layout.replication import measured
-from tf_layoutmap.layout.replication.captured_tensors import GatheredReads
+from tf_layoutmap.layout.replication.traces import Replication
 
 # Operations whose kernel can be sharded by channels.
 _CONVOLUTIONS = frozenset(
@@ -111,9 +111,14 @@ def replicated_ops_of_graph(
     )
 
 
-def report_of_function(reads: GatheredReads, why: str) -> ReplicatedOp:
+def report_of_function(replication: Replication) -> ReplicatedOp:
     """Returns the entry for a function that is fully replicated."""
-    return ReplicatedOp(ALL, None, why, sum(reads.bytes.values()))
+    return ReplicatedOp(
+        ALL,
+        None,
+        replication.why_full or "",
+        sum(replication.gathered_bytes.values()),
+    )
 
 
 def _gathered(model: Any) -> Iterator[ReplicatedOp]:

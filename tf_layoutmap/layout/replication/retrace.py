@@ -3,7 +3,7 @@
 If DTensor's compiler fails, the error names the operation at which the compiler
 stopped. `RetracedFunction` then traces the function again with unsharded
 samples for this operation. If this trace also fails, the inputs and results of
-the operation are replicated (`UnshardableOps`). If the operation cannot be
+the operation are replicated (`traces.Replication`). If the operation cannot be
 identified, the full function is replicated. In this case, only the stored
 weights stay sharded.
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,120 +24,10 @@ import tensorflow as tf
 from tf_layoutmap._core import ops, user_warnings
 from tf_layoutmap.layout.mesh import device_mesh, errors, tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
-from tf_layoutmap.layout.mesh.tracing import (
-    ThreadValue,
-    TraceAgain,
-    TraceStage,
-)
+from tf_layoutmap.layout.mesh.tracing import TraceAgain, TraceStage
 from tf_layoutmap.layout.ops import host_loops
-from tf_layoutmap.layout.replication import (
-    empty_tensors,
-    measured,
-    replicated_ops,
-    report,
-)
-from tf_layoutmap.layout.replication.captured_tensors import GatheredReads
-from tf_layoutmap.layout.replication.replicated_ops import (
-    Extent,
-    ReplicationMarks,
-)
-
-_SHAPES = re.compile(r"_global_shape = \[([^\]]*)\]")
-
-
-class UnshardableOps:
-    """The operations of a function that DTensor cannot shard, with reasons."""
-
-    def __init__(self):
-        self.marks = ReplicationMarks()
-        self._why: dict[str, str] = {}
-
-    def mark(self, error: tf.errors.OpError, graph: Callable[[], Any]) -> bool:
-        """Marks the operation that is named in an error of the compiler.
-
-        Args:
-          error: Error of the first call of a function on a mesh.
-          graph: Function that returns the graph of the function, or None.
-
-        Returns:
-          Whether the function should be traced again.
-        """
-        finding = errors.finding_of(str(error))
-        if finding is None:
-            return False
-        operation = errors.stopped_at(str(error))
-        graph = graph()
-        if operation is None or graph is None:
-            return False
-        name = self._name(str(error), operation, graph)
-        is_first, self.marks.is_named = not self.marks.is_named, True
-        if name is None and is_first:
-            # In the next trace, operations have an attribute with their name,
-            # so the next error contains the name.
-            return True
-        names = [
-            op.name for op in graph.get_operations() if op.type == operation
-        ]
-        if name is not None:
-            names = replicated_ops.same_scope_ops(name, names) or [name]
-        if (
-            operation == "RelayoutLike"
-            and self.marks.of_extent(Extent.NOTHING)
-            and (name is None or tracing.LAYOUT_OF_PRODUCER in name)
-        ):
-            # DTensor did not find consistent layouts, so that the results of
-            # marked operations cannot keep their layouts.
-            for marked in self.marks.of_extent(Extent.NOTHING):
-                self.marks.extents[marked] = Extent.SAMPLES
-                self._why[marked] = finding
-            return True
-        # If the error contains no name, DTensor itself created the operation,
-        # as a replacement for an operation of the same type. Therefore, all
-        # operations of this type are marked.
-        extents = self.marks.extents
-        extent = self.marks.next_extent(operation, names)
-        if all(extents.get(one) == extent for one in names):
-            return False
-        for alike in names:
-            extents[alike] = extent
-            if extent != Extent.NOTHING:
-                self._why[alike] = finding
-        return True
-
-    def _name(self, error: str, operation: str, graph: Any) -> str | None:
-        named = errors.operation_named_in(error)
-        if named is not None:
-            return named
-        shapes = _SHAPES.search(error)
-        if shapes is None:
-            return None
-        fitting = [
-            op.name
-            for op in graph.get_operations()
-            if op.type == operation and _shapes(op) == shapes.group(1)
-        ]
-        if not fitting or len(
-            replicated_ops.same_scope_ops(fitting[0], fitting)
-        ) < len(fitting):
-            return None
-        return fitting[0]
-
-    def why(self, name: str) -> str | None:
-        """Returns why operation `name` is replicated; None if it is not."""
-        return self._why.get(name)
-
-
-def _shapes(op: Any) -> str:
-    """Returns the shapes of results in the format of the compiler."""
-    return ", ".join(
-        "#tf_type.shape<"
-        + "x".join("?" if size is None else str(size) for size in x.shape)
-        + ">"
-        if x.shape.rank is not None
-        else "#tf_type.shape<*>"
-        for x in op.outputs
-    )
-
+from tf_layoutmap.layout.replication import empty_tensors, measured, report
+from tf_layoutmap.layout.replication.traces import Replication
 
 # Attribute that is set on each `tf.function` that a `RetracedFunction` calls.
 _IS_STEP = "_layoutmap_is_step"
@@ -171,10 +60,7 @@ class RetracedFunction:
         self._mesh = context.mesh
         self._context = context
         self._is_strict = getattr(context.layout_map, "strict", False)
-        self._unshardable = UnshardableOps()
-        # None until the function must be replicated in full.
-        self._reads: GatheredReads | None = None
-        self._finding = ""
+        self._replication = Replication()
         # Graphs that were checked for a strict layout map, and contain no
         # replicated operations.
         self._accepted: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -182,10 +68,10 @@ class RetracedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function and returns its results."""
         while True:
-            if self._reads is not None:
+            if self._replication.why_full is not None:
                 args, kwargs = replicated_arguments(args, kwargs)
             try:
-                with self._marks_applied():
+                with self._replication.traced(self._mesh):
                     if self._is_strict:
                         self._raise_if_replicated(*args, **kwargs)
                     outputs = self._function(*args, **kwargs)
@@ -210,7 +96,10 @@ class RetracedFunction:
         They are raised here, because a second trace after an error can give
         another result.
         """
-        with self._marks_applied(), contextlib.suppress(tf.errors.OpError):
+        with (
+            self._replication.traced(self._mesh),
+            contextlib.suppress(tf.errors.OpError),
+        ):
             self._function.get_concrete_function(*args, **kwargs)
 
     def discard_traces(self) -> None:
@@ -225,28 +114,15 @@ class RetracedFunction:
         setattr(function, _IS_STEP, True)
         return function
 
-    @contextlib.contextmanager
-    def _marks_applied(self) -> Iterator[None]:
-        with (
-            self._unshardable.marks.applied(self._mesh),
-            (
-                contextlib.nullcontext()
-                if self._reads is None
-                else self._reads.applied()
-            ),
-        ):
-            yield
-
     def _should_retrace(
         self, error: tf.errors.OpError, graph: Callable[[], Any]
     ) -> bool:
         """Returns whether to trace again with more operations replicated."""
         finding = errors.finding_of(str(error))
-        if finding is None or self._reads is not None:
+        if finding is None or self._replication.why_full is not None:
             return False
-        if not self._unshardable.mark(error, graph):
-            self._reads, self._finding = GatheredReads(), finding
-            self._unshardable.marks.extents.clear()
+        if not self._replication.extend(error, graph):
+            self._replication.replicate_fully(finding)
         return True
 
     def _record(self, function: Any) -> None:
@@ -256,19 +132,18 @@ class RetracedFunction:
           UnsupportedByDTensorError: If the layout map is strict, and the
             compiled program gathers weights.
         """
-        found = self._replicated_ops(
+        replicated = self._replicated_ops(
             None if function is None else function.graph
         )
-        report.record(found, self.model, self.kind)
+        report.record(replicated, self.model, self.kind)
         if function is None:
             return
-        reads = {} if self._reads is None else self._reads.bytes
         measured.record(
             self.model,
             self.kind,
             function,
             self._context,
-            sum(reads.values()),
+            sum(self._replication.gathered_bytes.values()),
         )
         if self._is_strict:
             report.raise_if_gathered(self.model, self.kind)
@@ -285,13 +160,13 @@ class RetracedFunction:
             return None
 
     def _replicated_ops(self, graph: Any) -> tuple[Any, ...]:
-        if self._reads is not None:
-            return (report.report_of_function(self._reads, self._finding),)
+        if self._replication.why_full is not None:
+            return (report.report_of_function(self._replication),)
         return (
             ()
             if graph is None
             else report.replicated_ops_of_graph(
-                graph, self.model, self._unshardable.why
+                graph, self.model, self._replication.why
             )
         )
 
@@ -299,10 +174,10 @@ class RetracedFunction:
         graph = self.graph(*args, **kwargs)
         if graph is None or graph in self._accepted:
             return
-        found = self._replicated_ops(graph)
-        if found:
+        replicated = self._replicated_ops(graph)
+        if replicated:
             raise errors.UnsupportedByDTensorError(
-                report.message(found, self.model, self.kind)
+                report.message(replicated, self.model, self.kind)
                 + " Use a LayoutMap with strict=False to replicate them."
             )
         self._accepted.add(graph)
@@ -352,34 +227,20 @@ def call(
             try:
                 with tracing.at_stage(TraceStage.UNKNOWN):
                     return original(function, *args, **kwargs)
-            except TraceAgain as found:
-                run = _OnMesh(original, function, found.mesh, found.is_strict)
+            except TraceAgain as request:
+                run = _OnMesh(
+                    original, function, request.mesh, request.is_strict
+                )
                 # A copy of the function is used, because the original function
                 # keeps the incomplete trace.
                 run.sharded = host_loops.SplitFunction(
-                    original, function, found.context
+                    original, function, request.context
                 )
         else:
             run = _OnMesh(original, function, mesh, is_strict=False)
     outputs = run(args, kwargs)
     setattr(function, _RUN, run)
     return outputs
-
-
-# The user's function that this thread runs on a mesh.
-_running: ThreadValue[_OnMesh | None] = ThreadValue(None)
-
-
-def keep_layouts() -> None:
-    """Returns results of the current function with the layouts they have.
-
-    By default, a call outside of a mesh returns results that are readable
-    without a mesh, which are replicated. A function that sets layouts itself
-    calls this function while it is traced.
-    """
-    running = _running.get()
-    if running is not None:
-        running.keeps_layouts = True
 
 
 class _OnMesh:
@@ -398,16 +259,11 @@ class _OnMesh:
         self._is_strict = is_strict
         self._name = getattr(function.python_function, "__name__", "function")
         self.sharded: Callable[..., Any] = functools.partial(original, function)
+        # A copy of the function for fully replicated traces.
         self._replicated: Any = None
-        self._reads: GatheredReads | None = None
-        # Whether the results keep their layouts; see `keep_layouts`.
-        self.keeps_layouts = False
+        self._replication = Replication()
 
     def __call__(self, args: Any, kwargs: Any) -> Any:
-        with _running.set_to(self):
-            return self._call(args, kwargs)
-
-    def _call(self, args: Any, kwargs: Any) -> Any:
         if empty_tensors.is_called_with_empty_tensor((args, kwargs)):
             return self._function.python_function(*args, **kwargs)
         if tracing.mesh_of_operation() is not None:
@@ -415,30 +271,33 @@ class _OnMesh:
             # to tensors that are readable without a mesh.
             return self._run(args, kwargs, None)
         outputs = self._run(args, kwargs, self._mesh)
-        if self.keeps_layouts:
+        if self._replication.keeps_layouts:
             return outputs
         return tf.nest.map_structure(transfer.readable_tensor, outputs)
 
     def _run(self, args: Any, kwargs: Any, mesh: Mesh | None) -> Any:
-        if self._reads is None:
-            try:
+        if self._replicated is not None:
+            return self._run_replicated(
+                self._replicated, self._replication, args, kwargs
+            )
+        try:
+            with self._replication.traced(self._mesh):
                 return self._run_sharded(args, kwargs, mesh)
-            except TraceAgain as found:
-                # Either a host variable was moved to the mesh, or a function
-                # under `default_mesh` has a loop and can be split.
-                if found.why is None:
-                    self.sharded = host_loops.SplitFunction(
-                        self._original, self._function, found.context
-                    )
-                    return self._run(args, kwargs, mesh)
-                why, error = found.why or "", None
-            except tf.errors.OpError as raised:
-                finding = errors.finding_of(str(raised))
-                if finding is None:
-                    raise
-                why, error = finding, raised
-            return self._run_replicated_first_time(args, kwargs, why, error)
-        return self._run_replicated(self._reads, self._replicated, args, kwargs)
+        except TraceAgain as request:
+            # Either a host variable was moved to the mesh, or a function
+            # under `default_mesh` has a loop and can be split.
+            if request.why is None:
+                self.sharded = host_loops.SplitFunction(
+                    self._original, self._function, request.context
+                )
+                return self._run(args, kwargs, mesh)
+            why, error = request.why, None
+        except tf.errors.OpError as raised:
+            finding = errors.finding_of(str(raised))
+            if finding is None:
+                raise
+            why, error = finding, raised
+        return self._run_replicated_first_time(args, kwargs, why, error)
 
     def _run_sharded(self, args: Any, kwargs: Any, mesh: Mesh | None) -> Any:
         if mesh is None:
@@ -453,13 +312,13 @@ class _OnMesh:
             return self.sharded(*args, **kwargs)
 
     def _run_replicated(
-        self, reads: GatheredReads, function: Any, args: Any, kwargs: Any
+        self, function: Any, replication: Replication, args: Any, kwargs: Any
     ) -> Any:
         args, kwargs = replicated_arguments(args, kwargs)
         with (
             _mesh_only(self._mesh),
             tracing.at_stage(TraceStage.REPLICATED),
-            reads.applied(),
+            replication.traced(self._mesh),
         ):
             return self._original(function, *args, **kwargs)
 
@@ -471,17 +330,18 @@ class _OnMesh:
         )
         if self._is_strict:
             raise unsupported from errors.without_program(error)
-        reads, function = GatheredReads(), self._function._clone(None)
+        replication, function = Replication(), self._function._clone(None)
+        replication.replicate_fully(why)
         try:
-            outputs = self._run_replicated(reads, function, args, kwargs)
+            outputs = self._run_replicated(function, replication, args, kwargs)
         except Exception:
             # The first error is raised instead of this error, because it
             # describes the layouts, which the user can change.
             raise unsupported from errors.without_program(error)
-        self._reads, self._replicated = reads, function
+        self._replication, self._replicated = replication, function
         user_warnings.warn(
             f"DTensor cannot shard function {self._name!r}. Every device "
-            f"computes {report.report_of_function(reads, why)}.",
+            f"computes {report.report_of_function(replication)}.",
             errors.LayoutMapWarning,
         )
         return outputs

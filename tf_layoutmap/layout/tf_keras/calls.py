@@ -14,7 +14,7 @@ from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.ops import convolutions, gates, random_state
-from tf_layoutmap.layout.replication import captured_tensors
+from tf_layoutmap.layout.replication import traces
 from tf_layoutmap.layout.tf_keras import mapping, optimizers
 from tf_layoutmap.layout.tf_keras.patches import (
     TfKerasMap,
@@ -173,18 +173,17 @@ def call_layer(
         or (not tracing.traced_for_mesh())
     ):
         return original(layer, *args, **kwargs)
-    if not captured_tensors.in_gathering_layer() and (
-        captured_tensors.current() is not None
-        or assignments.gathers_weights(layer)
+    if not mapping.in_gathering_layer.get() and (
+        traces.is_fully_replicated() or assignments.gathers_weights(layer)
     ):
-        with captured_tensors.gathering_layer_call():
+        with mapping.in_gathering_layer.set_to(True):
             return call_layer(original, layer, *args, **kwargs)
     if not assignments.is_kind(layer, assignments.BATCH_PARALLEL):
         return original(layer, *args, **kwargs)
     kernels = (
-        assignments.sharded_kernels(layer)
-        if captured_tensors.current() is None
-        else []
+        []
+        if traces.is_fully_replicated()
+        else assignments.sharded_kernels(layer)
     )
     batch_dim = tracing.batch_dim_of_trace()
     pin: Callable[..., Any] = (
@@ -213,9 +212,10 @@ def _sharded_gates(
     cell = getattr(layer, "cell", layer)
     if not assignments.is_kind(cell, assignments.GATED_CELLS):
         return contextlib.nullcontext()
-    is_sharded = captured_tensors.current() is None
     return gates.sharded_weights(
-        mesh, batch_dim, assignments.gate_axes(cell) if is_sharded else None
+        mesh,
+        batch_dim,
+        None if traces.is_fully_replicated() else assignments.gate_axes(cell),
     )
 
 

@@ -34,9 +34,13 @@ from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
 from tf_layoutmap.layout.mesh.variable import StoredVariable
-from tf_layoutmap.layout.replication import captured_tensors
+from tf_layoutmap.layout.replication import traces
 
 dtensor = tf.experimental.dtensor
+
+# Whether this thread calls a layer that needs the full values of its weights.
+# Keras 3 does not need this value, because its weights refer to their layer.
+in_gathering_layer = tracing.ThreadValue(False)
 
 
 class HostReadableVariable(StoredVariable):
@@ -49,22 +53,15 @@ class HostReadableVariable(StoredVariable):
     def value(self) -> tf.Tensor:
         """Returns the value; gathers it if the traced layer requires this."""
         axes = {*self.layout.sharding_specs} - {dtensor.UNSHARDED}
-        if (
-            not axes
-            or tf.executing_eagerly()
-            or (not captured_tensors.in_gathering_layer())
-        ):
+        if not axes or tf.executing_eagerly() or not in_gathering_layer.get():
             return super().value()
-        reads = captured_tensors.current()
-        if reads is not None:
-            return reads.read(self, super().value)
-        return captured_tensors.gathered_along(
-            axes, super().value(), self.layout
-        )
+        if traces.is_fully_replicated():
+            return traces.gathered_value(self, super().value)
+        return traces.gathered_along(axes, super().value(), self.layout)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Returns rows of the table; gathers the table first if necessary."""
-        if captured_tensors.in_gathering_layer():
+        if in_gathering_layer.get():
             return tf.gather(self.value(), indices, name=name)
         return super().sparse_read(indices, name)
 
