@@ -12,10 +12,10 @@ from absl import logging
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding.servers import (
     bundles,
-    closures,
     prefetching,
     resource_order,
 )
+from tf_layoutmap.embedding.servers.closure_trace import ClosureTrace
 
 _APPLY = (
     "LayoutMap>ApplyRows",
@@ -110,34 +110,23 @@ class StepClosure:
         # The coordinator copies each result that a call returns from its
         # worker, with two more messages.
         self._copies_results = joins_results
-        self._applied: list[Any] = []
         # Maps the number of steps of a call to a concrete function. The key
         # None is for all numbers other than `max_steps`.
         self._traced: dict[int | None, Any] = {}
 
-        # Whether updates are joined with later reads, and whether the updates
-        # of several embeddings are bundled. A read that misses updates needs
-        # one op per update.
-        self._joins_calls = True
-        self._bundles_updates = not prefetch_steps
-        # Whether the calls of the last trace do not have the order of the
-        # program, because they are joined or bundled.
-        self._has_join_conflict = False
-        self._has_bundle_conflict = False
+        # The first trace joins and bundles calls if possible.
+        self._closure_trace = ClosureTrace(
+            prefetch_steps,
+            joins_calls=True,
+            bundles_updates=not prefetch_steps,
+        )
 
-        def step(iterator, epoch_and_number, joins_calls=False):
-            state = closures.begin(
-                epoch_and_number,
-                prefetch_steps,
-                joins_calls=joins_calls,
-                bundles_updates=self._bundles_updates,
-            )
+        def step(iterator, epoch_and_number, may_join=False):
+            self._closure_trace.begin(epoch_and_number, may_join=may_join)
             with bundles.bundled():
-                result = body(iterator)
-            self._record_trace(state)
-            return result
+                return body(iterator)
 
-        def repeated(iterator, numbers, first, num_groups, size, joins_calls):
+        def repeated(iterator, numbers, first, num_groups, size, may_join):
             # Groups run one after the other.
             results = tf.TensorArray(
                 tf.float64, num_groups, infer_shape=False, element_shape=[None]
@@ -149,7 +138,7 @@ class StepClosure:
                 parts = []
                 for place in range(size):
                     number = numbers[first + group * size + place]
-                    parts.append(step(iterator, number, joins_calls))
+                    parts.append(step(iterator, number, may_join))
                 prefetching.end_steps()
                 if joins_results:
                     results = results.write(group, tf.concat(parts, axis=0))
@@ -157,7 +146,7 @@ class StepClosure:
 
         def all_steps(iterator, numbers):
             results = [step(iterator, numbers[0])]
-            joins_calls = self._may_join_calls()
+            self._check_use_of_tables()
             size = _group_size(max_steps, prefetch_steps)
             num_groups = (max_steps - 2) // size
             # A loop over steps on several devices costs more calls per step
@@ -166,12 +155,10 @@ class StepClosure:
                 num_groups = 0
             else:
                 results.append(
-                    repeated(
-                        iterator, numbers, 1, num_groups, size, joins_calls
-                    )
+                    repeated(iterator, numbers, 1, num_groups, size, True)
                 )
             for place in range(1 + num_groups * size, max_steps):
-                results.append(step(iterator, numbers[place], joins_calls))
+                results.append(step(iterator, numbers[place], True))
             prefetching.end_steps()
             return tf.concat(results, axis=0) if joins_results else results[-1]
 
@@ -252,29 +239,21 @@ class StepClosure:
     ) -> Any:
         """Returns the concrete function.
 
-        If updates that are joined with later reads do not have the order of the
-        program, traces the function again without joined calls. Does the same
-        for bundled updates.
+        Raises:
+          ValueError: See `trace`.
         """
         while True:
-            self._has_join_conflict = self._has_bundle_conflict = False
+            trace = self._closure_trace = self._closure_trace.renewed()
             traced = tf_private.trace_for_workers(
                 self._coordinator, tf.function(function), iterator, numbers
             )
-            joins_calls = self._joins_calls and not (
-                self._has_join_conflict
-                or resource_order.uses_variables(traced.graph)
-            )
-            bundles_updates = (
-                self._bundles_updates and not self._has_bundle_conflict
-            )
-            if (joins_calls, bundles_updates) == (
-                self._joins_calls,
-                self._bundles_updates,
+            _check_tokens(trace, traced.graph)
+            if trace.joins_calls and resource_order.uses_variables(
+                traced.graph
             ):
+                trace.stop_joining()
+            if not trace.is_out_of_order:
                 return traced
-            self._joins_calls = joins_calls
-            self._bundles_updates = bundles_updates
 
     def _make_call(
         self, traced: Any, remote: list[Any] | None
@@ -335,32 +314,20 @@ class StepClosure:
         """
         return [
             numbers
-            for one in self._applied
-            for numbers in one.move_to_epoch(epoch, next_epoch)
+            for applied in self._closure_trace.applied
+            for numbers in applied.move_to_epoch(epoch, next_epoch)
         ]
 
     @tf.autograph.experimental.do_not_convert
-    def _may_join_calls(self) -> bool:
-        """Returns whether updates can be joined with reads of later steps.
+    def _check_use_of_tables(self) -> None:
+        """Joins no calls if the first step reads or changes a table itself.
 
-        The first step must have been traced. If a step reads or changes a table
-        itself, TensorFlow orders this op after all ops on the server that were
-        created before, so an update must not be created later.
+        TensorFlow orders such an op after all ops on the server that were
+        created before, so an update must not be created later. The first step
+        does not join calls, so its trace remains valid.
         """
         if resource_order.uses_variables(tf.compat.v1.get_default_graph()):
-            self._joins_calls = False
-        return self._joins_calls
-
-    @tf.autograph.experimental.do_not_convert
-    def _record_trace(self, state: closures.Closure) -> None:
-        """Checks and stores the state after a trace of a step."""
-        _check_tokens(state)
-        self._has_join_conflict |= state.has_join_conflict
-        self._has_bundle_conflict |= state.has_bundle_conflict
-        # Duplicates are removed, because a step may contain several
-        # `apply_gradients` of the same embedding, for example in branches. All
-        # traces of the step use the same embeddings.
-        self._applied = list(dict.fromkeys(state.applied))
+            self._closure_trace.joins_calls = False
 
 
 def step_of_batch(strategy: Any, step_fn: Callable[..., Any]) -> Callable:
@@ -393,27 +360,25 @@ def _group_size(max_steps: int, prefetch_steps: int) -> int:
     """
     if max_steps == 1:
         return 1
-    size = min(_MAX_GROUP, _MAX_GROUP_OPS // len(_nodes_of_closure()))
+    nodes = _nodes_of(tf.compat.v1.get_default_graph())
+    size = min(_MAX_GROUP, _MAX_GROUP_OPS // len(nodes))
     return max(1 + prefetch_steps, size)
 
 
-def _nodes_of_closure() -> list[Any]:
-    """Returns the nodes of the closure that is being traced.
-
-    The nodes of functions, such as branches, are included.
-    """
-    graph = tf.compat.v1.get_default_graph().as_graph_def()
+def _nodes_of(graph: Any) -> list[Any]:
+    """Returns the nodes of a graph, and of its functions, such as branches."""
+    graph_def = graph.as_graph_def()
     return [
-        *graph.node,
+        *graph_def.node,
         *(
             node
-            for function in graph.library.function
+            for function in graph_def.library.function
             for node in function.node_def
         ),
     ]
 
 
-def _check_tokens(state: closures.Closure):
+def _check_tokens(trace: ClosureTrace, graph: Any) -> None:
     """Checks that servers can recognize repeated updates of a step.
 
     Warns if the step has no updates.
@@ -422,16 +387,16 @@ def _check_tokens(state: closures.Closure):
       ValueError: If the step calls a function that applies gradients and was
         traced outside of this closure.
     """
-    if state.applied:
+    if trace.applied:
         return
-    if any(node.op in _APPLY for node in _nodes_of_closure()):
+    if any(node.op in _APPLY for node in _nodes_of(graph)):
         raise ValueError(
             "Argument `step_fn` must apply the gradients of a TPUEmbedding in "
             "functions that were not traced before; do not decorate it, or the "
             "functions that it calls, with tf.function. Received: a step that "
             "calls a function that was traced elsewhere."
         )
-    if state.num_enqueued:
+    if trace.num_enqueued:
         logging.warning(
             "The step enqueues for training and applies no gradients: closures "
             "count, but the tables of the TPUEmbedding are not updated. "

@@ -19,7 +19,7 @@ import tf_layoutmap as tlm
 from tests.embedding import stock_class
 from tests.embedding.servers import key_cases
 from tf_layoutmap._core import random_tensors, tf_private
-from tf_layoutmap.embedding.servers import closures
+from tf_layoutmap.embedding.servers.closure_trace import ClosureTrace
 
 tpu = tf.tpu.experimental.embedding
 NUM_STEPS = 3
@@ -370,7 +370,7 @@ def closure_run_again(strategy, coordinator):
 
     @tf.function
     def closure(numbers):
-        closures.begin(numbers)
+        ClosureTrace().begin(numbers)
         strategy.run(step, args=batch(0))
 
     messages = scheduled(coordinator, closure, 0, 0, 2, 1, 2, 0)
@@ -391,7 +391,7 @@ def two_steps_in_a_closure(strategy, coordinator):
 
     @tf.function
     def closure(numbers):
-        closures.begin(numbers)
+        ClosureTrace().begin(numbers)
         for _ in tf.range(2):
             step(*batch(0))
 

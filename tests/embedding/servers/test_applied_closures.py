@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.embedding.servers import key_cases, local
 from tests.embedding.servers.test_key_steps import closure_of
-from tf_layoutmap.embedding.servers import closures
+from tf_layoutmap.embedding.servers.closure_trace import ClosureTrace
 
 tpu = tf.tpu.experimental.embedding
 NUM_ROWS = 8
@@ -41,7 +41,7 @@ class Program:
 
         @tf.function
         def closure(numbers):
-            closures.begin(numbers)
+            ClosureTrace().begin(numbers)
             self.embedding.enqueue(tf.constant([0, NUM_ROWS - 1]))
             self.embedding.apply_gradients(
                 tf.ones_like(self.embedding.dequeue())

@@ -6,7 +6,8 @@ import tensorflow as tf
 
 from tests.embedding.servers import key_cases as cases
 from tests.embedding.servers import local
-from tf_layoutmap.embedding.servers import closures, evicted_reports
+from tf_layoutmap.embedding.servers import evicted_reports
+from tf_layoutmap.embedding.servers.closure_trace import ClosureTrace
 
 tpu = tf.tpu.experimental.embedding
 # Batches with so many keys that steps evict keys of the table `words`.
@@ -137,7 +138,7 @@ def test_a_repeated_closure_reports_its_keys_once():
     def closure(one):
         @tf.function(reduce_retracing=True)
         def step(numbers, ids, is_complete):
-            closures.begin(numbers)
+            ClosureTrace().begin(numbers)
             one.enqueue(ids)
             activations = one.dequeue()
             if is_complete:

@@ -14,7 +14,8 @@ from tests.embedding.servers.test_lookups import (
     optimizer_of,
     train,
 )
-from tf_layoutmap.embedding.servers import closures, lookups
+from tf_layoutmap.embedding.servers import lookups
+from tf_layoutmap.embedding.servers.closure_trace import ClosureTrace
 
 tpu = tf.tpu.experimental.embedding
 POLICIES = {
@@ -109,7 +110,7 @@ def closure_of(layer):
 
     @tf.function(reduce_retracing=True)
     def step(numbers, first, second, num_calls):
-        closures.begin(numbers)
+        ClosureTrace().begin(numbers)
         with tf.GradientTape() as tape:
             loss = loss_of(layer(first, training=True))
             if num_calls > 1:
@@ -142,7 +143,7 @@ def test_a_call_that_runs_twice_in_a_closure_raises():
 
     @tf.function
     def step(numbers):
-        closures.begin(numbers)
+        ClosureTrace().begin(numbers)
         for _ in tf.range(2):
             with tf.GradientTape():
                 distributed(ids)

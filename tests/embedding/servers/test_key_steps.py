@@ -10,7 +10,7 @@ import tf_layoutmap as tlm
 from tests.embedding.servers import key_cases as cases
 from tests.embedding.servers import local
 from tests.reference import vocabulary as reference
-from tf_layoutmap.embedding.servers import closures
+from tf_layoutmap.embedding.servers.closure_trace import ClosureTrace
 
 tpu = tf.tpu.experimental.embedding
 
@@ -136,7 +136,7 @@ def closure_of(distributed):
 
     @tf.function(reduce_retracing=True)
     def closure(numbers, ids, weights, dies):
-        closures.begin(numbers)
+        ClosureTrace().begin(numbers)
         distributed.enqueue(ids, {"bag": weights, "text": None, "ads": None})
         activations = distributed.dequeue()
         with tf.control_dependencies(dying(activations, dies)):
@@ -199,7 +199,7 @@ def test_gradients_of_a_replaced_run_raise():
 
     @tf.function
     def closure(ids, weights):
-        closures.begin(tf.constant([1, 0], tf.int64))
+        ClosureTrace().begin(tf.constant([1, 0], tf.int64))
         distributed.enqueue(ids, {"bag": weights, "text": None, "ads": None})
         activations = distributed.dequeue()
         # Before this closure applies its gradients, another worker runs the
@@ -295,7 +295,7 @@ def one_table():
 def one_table_step(distributed):
     @tf.function(reduce_retracing=True)
     def closure(numbers, keys, dies):
-        closures.begin(numbers)
+        ClosureTrace().begin(numbers)
         distributed.enqueue({"word": keys})
         activations = distributed.dequeue()
         with tf.control_dependencies(dying(activations, dies)):
@@ -324,7 +324,7 @@ def test_a_closure_with_two_lookups_of_keys_raises():
 
     @tf.function
     def closure(keys):
-        closures.begin(tf.constant([1, 0], tf.int64))
+        ClosureTrace().begin(tf.constant([1, 0], tf.int64))
         for _ in tf.range(2):
             distributed.enqueue({"word": keys})
             distributed.apply_gradients(distributed.dequeue())

@@ -21,7 +21,7 @@ from tests.embedding.host.shared_vocabulary_cases import (
 )
 from tests.embedding.servers import local
 from tf_layoutmap.embedding import tables
-from tf_layoutmap.embedding.servers import closures
+from tf_layoutmap.embedding.servers.closure_trace import ClosureTrace
 
 tpu = tf.tpu.experimental.embedding
 EMPTY = -(2**63)
@@ -194,7 +194,7 @@ def closure_of(one):
 
     @tf.function(reduce_retracing=True)
     def closure(numbers, wide, deep, dies):
-        closures.begin(numbers)
+        ClosureTrace().begin(numbers)
         one.enqueue({"wide": wide, "deep": deep})
         found = one.dequeue()
         with tf.control_dependencies(list(found.values())):

@@ -7,7 +7,8 @@ import pytest
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tf_layoutmap.embedding.servers import closures, prefetching
+from tf_layoutmap.embedding.servers import prefetching
+from tf_layoutmap.embedding.servers.closure_trace import ClosureTrace
 
 
 class Calls:
@@ -47,10 +48,8 @@ class _Plan(int):
     device = ""
 
 
-def begin(prefetch_steps=0, joins_calls=True):
-    return closures.begin(
-        tf.constant([1, 0]), prefetch_steps, joins_calls=joins_calls
-    )
+def begin(trace):
+    return trace.begin(tf.constant([1, 0]))
 
 
 # A step is a list of calls: True is a read, False is an update.
@@ -67,8 +66,9 @@ def test_joined_calls_have_the_order_of_the_program(
         num_reads = num_updates = 0
         expected = []  # The number of updates before each read.
         has_own_update = []  # Whether the step updates before the read.
+        trace = ClosureTrace(prefetch_steps, joins_calls=joins_calls)
         for step in steps:
-            begin(prefetch_steps, joins_calls)
+            begin(trace)
             num_before = num_updates
             for is_read in step:
                 if is_read:
@@ -102,11 +102,11 @@ def test_joined_calls_have_the_order_of_the_program(
 
 def test_a_read_waits_for_the_update_before_the_missed_updates():
     with tf.Graph().as_default():
-        calls = Calls()
+        calls, trace = Calls(), ClosureTrace(1)
         for number in range(3):
-            begin(1, joins_calls=False)
+            begin(trace)
             calls.update(number)
-        begin(1, joins_calls=False)
+        begin(trace)
         read = calls.read(0)
         names = [one.name for one in read.control_inputs]
         assert names == ["update_1"]
@@ -114,9 +114,9 @@ def test_a_read_waits_for_the_update_before_the_missed_updates():
 
 def test_a_read_follows_the_update_of_its_own_step():
     with tf.Graph().as_default():
-        calls = Calls()
+        calls, trace = Calls(), ClosureTrace(1)
         for number in range(3):
-            begin(1, joins_calls=False)
+            begin(trace)
             calls.update(number)
         read = calls.read(0)
         # TensorFlow orders ops with the same handle.
@@ -126,7 +126,7 @@ def test_a_read_follows_the_update_of_its_own_step():
 def test_a_joined_update_keeps_the_control_dependencies_of_its_caller():
     with tf.Graph().as_default() as graph:
         calls = Calls()
-        token = begin().token
+        token = begin(ClosureTrace(joins_calls=True)).token
         with tf.control_dependencies([tf.no_op("check")]):
             calls.update(0, token=token)
         prefetching.end_steps()
@@ -137,7 +137,7 @@ def test_a_joined_update_keeps_the_control_dependencies_of_its_caller():
 def test_an_update_that_must_not_be_joined_follows_earlier_updates():
     with tf.Graph().as_default():
         calls = Calls()
-        begin()
+        begin(ClosureTrace(joins_calls=True))
         calls.update(0)
         calls.update(1, may_join=False)
         assert calls.ops == [(0, None), (1, None)]
@@ -145,7 +145,7 @@ def test_an_update_that_must_not_be_joined_follows_earlier_updates():
 
 @pytest.mark.parametrize("is_read", [True, False])
 def test_a_call_in_a_branch_after_a_pending_update_is_a_conflict(is_read):
-    states = []
+    trace = ClosureTrace(joins_calls=True)
 
     @tf.function
     def function(condition):
@@ -158,15 +158,15 @@ def test_a_call_in_a_branch_after_a_pending_update_is_a_conflict(is_read):
                 calls.update(1)
             return tf.constant(0)
 
-        states.append(begin())
+        begin(trace)
         tf.cond(condition, branch, lambda: tf.constant(0))
-        assert not states[-1].has_join_conflict
+        assert not trace.is_out_of_order
         calls.update(0)
         tf.cond(condition, branch, lambda: tf.constant(0))
         prefetching.end_steps()
 
     function.get_concrete_function(tf.TensorSpec([], tf.bool))
-    assert [one.has_join_conflict for one in states] == [True]
+    assert trace.is_out_of_order and not trace.joins_calls
 
 
 def test_updates_outside_of_closures_are_created_immediately():

@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from tf_layoutmap.embedding.configs import optimizer_specs
-from tf_layoutmap.embedding.servers import bundles, closures
+from tf_layoutmap.embedding.servers import bundles
+from tf_layoutmap.embedding.servers.closure_trace import ClosureTrace
 from tf_layoutmap.layers.base import tables
 from tf_layoutmap.sharded import ShardedVariable
 
@@ -77,7 +78,7 @@ def test_updates_between_the_read_and_the_constraint_are_not_lost(table):
 def test_a_repeated_closure_completes_the_constraint_and_applies_it_once(table):
     @tf.function
     def closure(numbers, has_constraint):
-        closures.begin(numbers)
+        ClosureTrace().begin(numbers)
         update(table, [2])
         if has_constraint:
             table.constrain(tf.constant([2]), halve)
@@ -128,22 +129,21 @@ def traced_bundle(step):
       The concrete function of a closure, the types of its ops that update rows,
       and whether its order is wrong.
     """
-    states = []
+    trace = ClosureTrace(bundles_updates=True)
 
     @tf.function(input_signature=[tf.TensorSpec([2], tf.int64)])
     def closure(numbers):
-        states.append(closures.begin(numbers, bundles_updates=True))
+        trace.begin(numbers)
         with bundles.bundled():
             return step()
 
     traced = closure.get_concrete_function()
-    (state,) = states
     types = [
         op.type
         for op in traced.graph.get_operations()
         if op.type in (ONE, SEVERAL)
     ]
-    return traced, types, state.has_bundle_conflict
+    return traced, types, trace.is_out_of_order
 
 
 def test_updates_of_several_tables_are_one_op():

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.embedding.servers import closures
+from tf_layoutmap.embedding.servers import closure_trace
 from tf_layoutmap.ps import step_closure
 
 
@@ -87,7 +87,7 @@ def traced_steps(max_steps, num_steps, monkeypatch, **limits):
 
     def body(iterator):
         batch = tf.cast(next(iterator), tf.float64)
-        token = tf.cast(closures.token_to_fetch()[:2], tf.float64)
+        token = tf.cast(closure_trace.token_to_fetch()[:2], tf.float64)
         return tf.concat([[batch], token], axis=0)
 
     closure = step_closure.StepClosure(

@@ -21,6 +21,7 @@ from tf_layoutmap.embedding.host import resizing as host_resizing
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.servers import (
     changes,
+    closure_trace,
     closures,
     evicted_reports,
     key_step_ops,
@@ -173,7 +174,7 @@ class ServersBackend:
             )
         self._modes.enqueued(name, training)
         if training:
-            closures.count_enqueued()
+            closure_trace.count_enqueued()
         ((_, inputs),) = batch.steps
         # During tracing, a step is forward-only until `apply` calls `train`.
         plan, requests = self._started.begin(
@@ -205,7 +206,7 @@ class ServersBackend:
             step.fetched,
             flat,
             steps.hyperparameters(self._spec.tables),
-            closures.token_to_apply(self._started.applied_closures),
+            closure_trace.token_to_apply(self._started.applied_closures),
         )
 
     def is_in_program(self) -> bool:
@@ -258,7 +259,7 @@ class ServersBackend:
             fetched,
             gradients,
             steps.hyperparameters(self._spec.tables),
-            closures.token_to_apply(self._started.applied_closures),
+            closure_trace.token_to_apply(self._started.applied_closures),
         )
 
     def _join(

@@ -17,7 +17,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap._core import ops, tf_private
-from tf_layoutmap.embedding.servers import closures, resource_order
+from tf_layoutmap.embedding.servers import closure_trace, resource_order
+from tf_layoutmap.embedding.servers.closure_trace import Bundle, ClosureStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,23 +36,6 @@ class Update:
     request: tf.Tensor
 
 
-@dataclasses.dataclass
-class _Bundle:
-    """The updates in a graph whose ops were not created yet.
-
-    Attributes:
-      updates: The updates.
-      num_ops: Number of ops in the graph before the first update.
-    """
-
-    updates: list[Update] = dataclasses.field(default_factory=list)
-    num_ops: int = 0
-
-
-# Attribute of a graph that contains its `_Bundle` in a `bundled` context.
-_ATTRIBUTE = "_tf_layoutmap_bundle"
-
-
 @contextlib.contextmanager
 def bundled() -> Iterator[None]:
     """Context of a step whose updates are bundled.
@@ -59,21 +43,21 @@ def bundled() -> Iterator[None]:
     The context does nothing if the enclosing closure does not bundle updates,
     or inside another such context of the same graph.
     """
-    closure = closures.enclosing_closure()
+    step = closure_trace.enclosing_step()
     graph = tf.compat.v1.get_default_graph()
     if (
-        closure is None
-        or not closure.bundles_updates
-        or hasattr(graph, _ATTRIBUTE)
+        step is None
+        or not step.trace.bundles_updates
+        or graph in step.trace.bundles
     ):
         yield
         return
-    setattr(graph, _ATTRIBUTE, _Bundle())
+    step.trace.bundles[graph] = Bundle()
     try:
         yield
         create_pending()
     finally:
-        delattr(graph, _ATTRIBUTE)
+        del step.trace.bundles[graph]
 
 
 def apply(updates: Sequence[Update]) -> list[tf.Tensor]:
@@ -82,12 +66,11 @@ def apply(updates: Sequence[Update]) -> list[tf.Tensor]:
     Returns:
       One output of each op that was created.
     """
-    _check_functions_around()
-    graph = tf.compat.v1.get_default_graph()
-    bundle = getattr(graph, _ATTRIBUTE, None)
-    if bundle is None or tf.executing_eagerly():
+    bundle = _bundle_of(closure_trace.enclosing_step())
+    if bundle is None:
         return _create(updates)
     if not bundle.updates:
+        graph = tf.compat.v1.get_default_graph()
         bundle.num_ops = len(graph.get_operations())
     bundle.updates.extend(updates)
     return []
@@ -98,15 +81,12 @@ def create_pending() -> None:
 
     An op that reads rows calls this function before it is created.
     """
-    _check_functions_around()
-    if tf.executing_eagerly():
+    step = closure_trace.enclosing_step()
+    bundle = _bundle_of(step)
+    if step is None or bundle is None or not bundle.updates:
         return
-    graph = tf.compat.v1.get_default_graph()
-    bundle = getattr(graph, _ATTRIBUTE, None)
-    if bundle is None or not bundle.updates:
-        return
-    if _is_used_since(graph, bundle):
-        _report_conflict()
+    if _is_used_since(tf.compat.v1.get_default_graph(), bundle):
+        step.trace.stop_bundling()
     updates, bundle.updates = bundle.updates, []
     _create(updates)
 
@@ -114,9 +94,9 @@ def create_pending() -> None:
 def _create(updates: Sequence[Update]) -> list[tf.Tensor]:
     """Creates one op for each device."""
     applied = []
-    for device in dict.fromkeys(one.device for one in updates):
-        here = [one for one in updates if one.device == device]
-        requests = [one.request for one in here]
+    for device in dict.fromkeys(update.device for update in updates):
+        here = [update for update in updates if update.device == device]
+        requests = [update.request for update in here]
         if len(here) > 1:
             with tf.device(requests[0].device):
                 bundle = ops.bundle_requests(requests=requests)
@@ -125,14 +105,14 @@ def _create(updates: Sequence[Update]) -> list[tf.Tensor]:
                 ops.apply_rows(server=here[0].handle, request=requests[0])
                 if len(here) == 1
                 else ops.apply_rows_of_bundle(
-                    servers=[one.handle for one in here], bundle=bundle
+                    servers=[update.handle for update in here], bundle=bundle
                 )
             )
         applied.append(resource_order.end_on_server(is_new))
     return applied
 
 
-def _is_used_since(graph: Any, bundle: _Bundle) -> bool:
+def _is_used_since(graph: Any, bundle: Bundle) -> bool:
     """Returns whether an op that follows the first update uses its variables.
 
     TensorFlow would run this op before the update, because the op of the update
@@ -140,8 +120,8 @@ def _is_used_since(graph: Any, bundle: _Bundle) -> bool:
     """
     used = {
         id(tensor)
-        for one in bundle.updates
-        for tensor in resource_order.resources_of(graph, one.handle)
+        for update in bundle.updates
+        for tensor in resource_order.resources_of(graph, update.handle)
     }
     return any(
         id(tensor) in used
@@ -150,15 +130,15 @@ def _is_used_since(graph: Any, bundle: _Bundle) -> bool:
     )
 
 
-def _check_functions_around() -> None:
-    """Reports a call in a branch or a loop after an update outside of it."""
-    for graph in list(tf_private.graphs_around())[1:]:
-        bundle = getattr(graph, _ATTRIBUTE, None)
-        if bundle is not None and bundle.updates:
-            _report_conflict()
+def _bundle_of(step: ClosureStep | None) -> Bundle | None:
+    """Returns the bundle of the current graph in a step, or None.
 
-
-def _report_conflict() -> None:
-    closure = closures.enclosing_closure()
-    assert closure is not None  # Only closures bundle updates.
-    closure.has_bundle_conflict = True
+    A call in a branch or a loop after an update outside of it is a conflict.
+    """
+    if step is None:
+        return None
+    bundles = step.trace.bundles
+    graph, *outer = tf_private.graphs_around()
+    if any(bundles[around].updates for around in outer if around in bundles):
+        step.trace.stop_bundling()
+    return bundles.get(graph)

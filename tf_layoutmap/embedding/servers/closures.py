@@ -1,9 +1,9 @@
-"""Tokens of closures, records of applied closures, and steps in flight.
+"""Records of applied closures, and steps in flight.
 
 If the worker that runs a closure dies, the coordinator schedules the closure
-again. Each closure has a token. Servers record the tokens of applied closures,
-so that a server does not apply a closure twice. `AppliedClosures` reads these
-records.
+again. Each closure has a token (`closure_trace`). Servers record the tokens of
+applied closures, so that a server does not apply a closure twice.
+`AppliedClosures` reads these records.
 
 `StepsInFlight` stores the steps of one embedding between `enqueue` and
 `apply_gradients`. The state of a step consists of tensors in the graph of the
@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding import steps
 
 # Size and indices of the variable `applied`. See
@@ -96,163 +95,13 @@ def _move(variable: Any, epoch: int, next_epoch: int) -> set[int]:
         _write(variable, places, [0] * len(places))
         return set()
     numbers = state[_WINDOW::2]
-    return {int(one) - 1 for one in numbers[numbers > 0]}
+    return {int(number) - 1 for number in numbers[numbers > 0]}
 
 
 def _write(variable: Any, places: Sequence[int], values: Sequence[int]):
     variable.scatter_nd_update(
-        [[one] for one in places], np.asarray(values, np.int64)
+        [[place] for place in places], np.asarray(values, np.int64)
     )
-
-
-# Token (epoch, number, attempt) of a step outside of closures.
-_NONE = (0, -1, 0)
-
-
-@dataclasses.dataclass
-class Closure:
-    """The state of a step of a closure while it is traced.
-
-    Attributes:
-      token: int64 `[3]` tensor with the epoch, the number and the attempt. The
-        attempt is unique for each run of the closure.
-      applied: For each call of `apply_gradients` so far, the records of the
-        embedding's servers.
-      num_enqueued: Number of calls of `enqueue` with `training=True` so far.
-      prefetch_steps: Number of earlier steps whose updates the rows of a step
-        may miss.
-      joins_calls: Whether an update can be joined with a later read.
-      has_join_conflict: Whether an update that should be joined with a later
-        read is followed by a call in another function, such as a branch. The
-        order of the calls of this trace is wrong.
-      bundles_updates: Whether the updates of several embeddings are bundled;
-        see `bundles`.
-      has_bundle_conflict: Whether an op uses variables of a bundled update
-        after the update. The order of the calls of this trace is wrong.
-    """
-
-    token: tf.Tensor
-    prefetch_steps: int = 0
-    joins_calls: bool = False
-    has_join_conflict: bool = False
-    bundles_updates: bool = False
-    has_bundle_conflict: bool = False
-    applied: list[AppliedClosures] = dataclasses.field(default_factory=list)
-    num_enqueued: int = 0
-
-
-# Attribute of the graph of the closure's function. The graphs of replica
-# threads and inner functions are inside this graph.
-_ATTRIBUTE = "_tf_layoutmap_closure"
-
-
-def begin(
-    numbers: tf.Tensor,
-    prefetch_steps: int = 0,
-    *,
-    joins_calls: bool = False,
-    bundles_updates: bool = False,
-) -> Closure:
-    """Begins a step of a closure in the function that is being traced.
-
-    If the function contains several steps, the next call ends the step.
-
-    Args:
-      numbers: int64 `[2]` tensor with the epoch (at least 1) and the number of
-        the step.
-      prefetch_steps: As for `tlm.ps.Run`.
-      joins_calls: As for `Closure`. If True, `prefetching.end_steps` must be
-        called after the last step.
-      bundles_updates: As for `Closure`. Must be False with `prefetch_steps`.
-    """
-    # Each run of the function reads the time once, so the attempt is unique.
-    attempt = tf.bitcast(tf.timestamp(), tf.int64)
-    closure = Closure(
-        tf.concat(
-            [tf.cast(numbers, tf.int64), tf.reshape(attempt, [1])], axis=0
-        ),
-        prefetch_steps,
-        joins_calls,
-        bundles_updates=bundles_updates,
-    )
-    setattr(tf.compat.v1.get_default_graph(), _ATTRIBUTE, closure)
-    return closure
-
-
-def token_to_apply(applied: AppliedClosures) -> tf.Tensor:
-    """Returns the token with which an update is applied.
-
-    The token identifies the enclosing closure. Outside of closures, the number
-    in the token is -1.
-
-    Args:
-      applied: Records of the embedding's servers.
-    """
-    closure = enclosing_closure()
-    if closure is None:
-        return tf.constant(_NONE, tf.int64)
-    closure.applied.append(applied)
-    return closure.token
-
-
-def count_enqueued() -> None:
-    """Counts a training batch that the enclosing closure enqueues."""
-    closure = enclosing_closure()
-    if closure is not None:
-        closure.num_enqueued += 1
-
-
-def token_to_fetch(call: int = 0) -> tf.Tensor:
-    """Returns the token with which keys are looked up.
-
-    Args:
-      call: Index of the lookup among the lookups of the step.
-
-    Returns:
-      int64 `[4]`: the token of the enclosing closure, and `call`.
-    """
-    closure = enclosing_closure()
-    if closure is None:
-        return tf.constant((*_NONE, call), tf.int64)
-    return tf.concat([closure.token, [call]], axis=0)
-
-
-def prefetch_steps() -> int:
-    """Returns the `prefetch_steps` of the function that is being traced.
-
-    The result is 0 in functions inside the closure, such as branches.
-    """
-    closure = _closure_of(tf.compat.v1.get_default_graph())
-    return 0 if closure is None else closure.prefetch_steps
-
-
-def joins_calls() -> bool:
-    """Returns whether an update can be joined with a later read.
-
-    The result is False in functions inside the closure, such as branches.
-    """
-    closure = _closure_of(tf.compat.v1.get_default_graph())
-    return closure is not None and closure.joins_calls
-
-
-def report_join_conflict(graph: Any) -> None:
-    """Sets `has_join_conflict` of the current step in a closure's graph."""
-    closure = _closure_of(graph)
-    if closure is not None:
-        closure.has_join_conflict = True
-
-
-def enclosing_closure() -> Closure | None:
-    """Returns the step of a closure that is being traced, or None."""
-    for graph in tf_private.graphs_around():
-        closure = _closure_of(graph)
-        if closure is not None:
-            return closure
-    return None
-
-
-def _closure_of(graph: Any) -> Closure | None:
-    return getattr(graph, _ATTRIBUTE, None)
 
 
 @dataclasses.dataclass

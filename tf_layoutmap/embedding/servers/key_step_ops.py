@@ -20,7 +20,7 @@ from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.configs import open_tables as open_specs
 from tf_layoutmap.embedding.host import engine, open_tables
-from tf_layoutmap.embedding.servers import closures, lookups, step_ops
+from tf_layoutmap.embedding.servers import closure_trace, lookups, step_ops
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import bucket_layout, key_rows
 from tf_layoutmap.vocabulary import state as vocabulary_state
@@ -202,7 +202,7 @@ class KeyStepOps(step_ops.StepOps):
         plan, requests = self._plan_keys(
             features, self._kinds(features), True, call
         )
-        if call and closures.enclosing_closure() is None:
+        if call and closure_trace.enclosing_step() is None:
             # The ticket of the first lookup identifies the step on each server.
             first, last = _ATTEMPT_BYTES
             requests = [
@@ -244,7 +244,7 @@ class KeyStepOps(step_ops.StepOps):
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         return ops.plan_keys(
             **engine.batch_inputs(features, of_keys=True),
-            token=closures.token_to_fetch(call),
+            token=closure_trace.token_to_fetch(call),
             training=training,
             open_tables=self._open,
             key_kinds=kinds,

@@ -19,7 +19,7 @@ from tf_layoutmap._core import ops
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing, steps, tables
 from tf_layoutmap.embedding.host import engine
-from tf_layoutmap.embedding.servers import closures
+from tf_layoutmap.embedding.servers import closure_trace
 
 
 @dataclasses.dataclass(eq=False)
@@ -48,7 +48,7 @@ class Lookup:
       plan: Plan that `StepOps.placed` returned.
       fetched: Replies of the servers.
       call: Index of the lookup among the lookups of the step.
-      closure: Step of a closure that contains the lookup, or None.
+      step: Step of a closure that contains the lookup, or None.
       gradients: The gradients of the call, one element for each time that
         gradients were computed.
     """
@@ -58,7 +58,7 @@ class Lookup:
     plan: Any
     fetched: Sequence[tf.Tensor]
     call: int
-    closure: closures.Closure | None
+    step: closure_trace.ClosureStep | None
     gradients: list[Gradients] = dataclasses.field(default_factory=list)
 
 
@@ -104,11 +104,11 @@ class Lookups:
             rows until the step ends.
         """
         lookups = self._lookups()
-        closure = closures.enclosing_closure()
+        step = closure_trace.enclosing_step()
         lookups[:] = [
             one
             for one in lookups
-            if one.closure is closure and steps.is_accessible(one.plan)
+            if one.step is step and steps.is_accessible(one.plan)
         ]
         if (
             forget is not None
@@ -127,8 +127,8 @@ class Lookups:
         """
         lookups = self._lookups()
         call = lookups[-1].call + 1 if lookups else 0
-        closure = closures.enclosing_closure()
-        lookups.append(Lookup(inputs, begun, plan, fetched, call, closure))
+        step = closure_trace.enclosing_step()
+        lookups.append(Lookup(inputs, begun, plan, fetched, call, step))
         del lookups[:-MAX_LOOKUPS]
         return lookups[-1]
 

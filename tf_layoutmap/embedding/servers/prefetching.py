@@ -23,7 +23,8 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.embedding.servers import closures
+from tf_layoutmap.embedding.servers import closure_trace
+from tf_layoutmap.embedding.servers.closure_trace import Calls, ClosureStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,36 +36,6 @@ class Update:
     gradients: Sequence[tf.Tensor]
     hyperparameters: Sequence[tf.Tensor]
     token: tf.Tensor
-
-
-@dataclasses.dataclass
-class _Calls:
-    """The reads and updates of an embedding in the graph of a function.
-
-    Attributes:
-      updates: For each update whose ops were created, one op for each server.
-      pending: Later updates, whose ops were not created yet.
-      handles: Handles for the reads of servers, by index.
-      last_step: Step that contains the last update, or None.
-    """
-
-    updates: list[Sequence[Any]] = dataclasses.field(default_factory=list)
-    pending: list[Update] = dataclasses.field(default_factory=list)
-    handles: dict[int, tf.Tensor] = dataclasses.field(default_factory=dict)
-    last_step: closures.Closure | None = None
-
-    def num_prefetched(self) -> int:
-        """Returns the number of updates that the next read may miss."""
-        num_steps = closures.prefetch_steps()
-        if num_steps and self.last_step is closures.enclosing_closure():
-            return 0
-        return num_steps
-
-
-# Attribute of a graph that maps each `StepOrder` to its `_Calls`. A dictionary
-# with weak references to graphs would keep all graphs, because ops refer to
-# their graph.
-_ATTRIBUTE = "_tf_layoutmap_calls"
 
 
 class StepOrder:
@@ -87,37 +58,43 @@ class StepOrder:
           may_join: Whether the update can be joined with a read.
         """
         self._check_functions_around()
-        self._calls().last_step = closures.enclosing_closure()
-        if may_join and closures.joins_calls():
+        step = _step()
+        if step is None:
+            self._create(update)
+            return
+        calls = self._calls_of(step)
+        calls.last_step = step
+        if may_join and step.joins_calls:
             # The identity op has the control dependencies of the caller. Ops
             # that are created later do not have them.
             token = tf.identity(update.token)
-            self._calls().pending.append(
-                dataclasses.replace(update, token=token)
-            )
+            calls.pending.append(dataclasses.replace(update, token=token))
             return
-        self.flush()
+        self.flush(calls)
         self._create(update)
 
     def take_for_read(self) -> Update | None:
         """Returns the update that is joined with the next read, or None."""
         self._check_functions_around()
-        calls = self._calls()
-        pending = calls.pending
-        last = calls.num_prefetched() + 1
-        while len(pending) > last:
-            self._create(pending.pop(0))
-        return pending.pop(0) if len(pending) == last else None
+        step = _step()
+        if step is None:
+            return None
+        calls = self._calls_of(step)
+        last = _num_prefetched(step, calls) + 1
+        while len(calls.pending) > last:
+            self._create(calls.pending.pop(0))
+        return calls.pending.pop(0) if len(calls.pending) == last else None
 
     def record(self, ops: Sequence[Any]) -> None:
         """Records the ops of an update, one for each server."""
-        self._calls().updates.append(ops)
+        step = _step()
+        if step is not None:
+            self._calls_of(step).updates.append(ops)
 
-    def flush(self) -> None:
+    def flush(self, calls: Calls) -> None:
         """Creates the ops of all updates whose ops were not created yet."""
-        pending = self._calls().pending
-        while pending:
-            self._create(pending.pop(0))
+        while calls.pending:
+            self._create(calls.pending.pop(0))
 
     @contextlib.contextmanager
     def reading(self, index: int, handle: tf.Tensor) -> Iterator[tf.Tensor]:
@@ -130,8 +107,9 @@ class StepOrder:
         Yields:
           The handle for the op.
         """
-        calls = self._calls()
-        num_steps = calls.num_prefetched()
+        step = _step()
+        calls = Calls() if step is None else self._calls_of(step)
+        num_steps = 0 if step is None else _num_prefetched(step, calls)
         if not num_steps:
             yield handle
             return
@@ -144,15 +122,13 @@ class StepOrder:
         # The updates that the read may miss include the pending updates.
         num_missed = num_steps - len(calls.pending)
         before = calls.updates[: len(calls.updates) - num_missed][-1:]
-        with tf.control_dependencies([one[index] for one in before]):
+        with tf.control_dependencies([ops[index] for ops in before]):
             yield calls.handles[index]
 
-    def _calls(self) -> _Calls:
-        """Returns the calls in the current graph."""
-        if tf.executing_eagerly():
-            return _Calls()
+    def _calls_of(self, step: ClosureStep) -> Calls:
+        """Returns the calls in the current graph, whose step is `step`."""
         graph = tf.compat.v1.get_default_graph()
-        return _calls_of_graph(graph).setdefault(self, _Calls())
+        return step.trace.calls.setdefault(graph, {}).setdefault(self, Calls())
 
     def _create(self, update: Update) -> None:
         with tf.device(update.plan.device):
@@ -161,19 +137,29 @@ class StepOrder:
     def _check_functions_around(self) -> None:
         """Reports a call in a branch or a loop after a pending update."""
         for graph in list(tf_private.graphs_around())[1:]:
-            calls = _calls_of_graph(graph).get(self)
+            step = closure_trace.step_of_graph(graph)
+            if step is None:
+                continue
+            calls = step.trace.calls.get(graph, {}).get(self)
             if calls is not None and calls.pending:
-                closures.report_join_conflict(graph)
+                step.trace.stop_joining()
 
 
 @tf.autograph.experimental.do_not_convert
 def end_steps() -> None:
     """Creates the ops of all pending updates in the current graph."""
-    for order in _calls_of_graph(tf.compat.v1.get_default_graph()):
-        order.flush()
+    step = _step()
+    if step is not None:
+        graph = tf.compat.v1.get_default_graph()
+        for order, calls in step.trace.calls.get(graph, {}).items():
+            order.flush(calls)
 
 
-def _calls_of_graph(graph: Any) -> dict[StepOrder, _Calls]:
-    if not hasattr(graph, _ATTRIBUTE):
-        setattr(graph, _ATTRIBUTE, {})
-    return getattr(graph, _ATTRIBUTE)
+def _step() -> ClosureStep | None:
+    """Returns the step of the current graph, or None in its functions."""
+    return closure_trace.step_of_graph(tf.compat.v1.get_default_graph())
+
+
+def _num_prefetched(step: ClosureStep, calls: Calls) -> int:
+    """Returns the number of updates that the next read may miss."""
+    return 0 if calls.last_step is step else step.trace.prefetch_steps

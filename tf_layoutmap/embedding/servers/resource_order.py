@@ -20,10 +20,10 @@ from tf_layoutmap._core import tf_private
 
 # Maps the id of a server's handle to the ids of the handles of its variables.
 _variables_of: dict[int, frozenset[int]] = {}
-# Maps a graph to its number of captures and to the result of `_related`.
-_known: weakref.WeakKeyDictionary[Any, tuple[int, dict[int, list[Any]]]] = (
-    weakref.WeakKeyDictionary()
-)
+# Attribute of a graph with its number of captures and the result of `_related`.
+# A dictionary with weak references to graphs would keep all graphs, because the
+# result contains tensors of the graph.
+_KNOWN = "_tf_layoutmap_related_resources"
 
 
 def register(handle: tf.Tensor, variables: Iterable[tf.Tensor]) -> None:
@@ -34,7 +34,7 @@ def register(handle: tf.Tensor, variables: Iterable[tf.Tensor]) -> None:
       variables: Handles of the variables.
     """
     key = id(handle)
-    _variables_of[key] = frozenset(id(one) for one in variables)
+    _variables_of[key] = frozenset(map(id, variables))
     weakref.finalize(handle, _variables_of.pop, key, None)
 
 
@@ -67,8 +67,9 @@ def _related(graph: Any) -> dict[int, list[Any]]:
     """
     captures = getattr(graph, "captures", ())
     size = len(captures)
-    if graph in _known and _known[graph][0] == size:
-        return _known[graph][1]
+    known_size, related = getattr(graph, _KNOWN, (None, {}))
+    if known_size == size:
+        return related
     servers, variables = [], {}
     for external, internal in captures:
         if internal.dtype != tf.resource:
@@ -80,7 +81,7 @@ def _related(graph: Any) -> dict[int, list[Any]]:
             variables[source] = internal
     related = {
         id(server): [
-            *(variables[one] for one in used if one in variables),
+            *(variables[key] for key in used if key in variables),
             *(
                 other
                 for other, others in servers
@@ -89,7 +90,7 @@ def _related(graph: Any) -> dict[int, list[Any]]:
         ]
         for server, used in servers
     }
-    _known[graph] = (size, related)
+    setattr(graph, _KNOWN, (size, related))
     return related
 
 
@@ -147,9 +148,9 @@ def _add_variables_of_servers(op: Any, reads: Any, writes: Any) -> bool:
     changed = False
     for resources in (writes, reads):
         for resource in list(resources):
-            for one in related.get(id(resource), ()):
-                if one not in resources and one not in writes:
-                    resources.add(one)
+            for other in related.get(id(resource), ()):
+                if other not in resources and other not in writes:
+                    resources.add(other)
                     changed = True
     return changed
 

@@ -29,7 +29,7 @@ from tf_layoutmap.embedding.configs.optimizer_specs import (
     SlotSpec,
     read_optimizer,
 )
-from tf_layoutmap.embedding.servers import closures, step_ops
+from tf_layoutmap.embedding.servers import closure_trace, step_ops
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import server_tensor
 from tf_layoutmap.partition import RowPartition
@@ -261,7 +261,7 @@ class ServersTable(HostTable):
             [],
             [gradients],
             [hyperparameters],
-            closures.token_to_apply(self._ops.applied_closures),
+            closure_trace.token_to_apply(self._ops.applied_closures),
         )
 
     def constrain(
@@ -291,7 +291,7 @@ class ServersTable(HostTable):
             fetched,
             [-tf.concat([difference, correction], axis=0)],
             [tf.constant([1.0, *_addition(self.name).constants])],
-            closures.token_to_apply(step.applied_closures),
+            closure_trace.token_to_apply(step.applied_closures),
         )
 
     def _make_ops(
