@@ -111,12 +111,10 @@ def plan_spec(
             f"num_workers={num_workers!r}."
         )
     kind, count = "process", 1
-    for name, value in (
-        ("num_servers", num_servers),
-        ("num_workers", num_workers),
-    ):
+    for name, value in (("servers", num_servers), ("workers", num_workers)):
         if value is not None:
-            kind, count = name, checks.check_int(name, value, lowest=1)
+            kind = name
+            count = checks.check_int(f"num_{name}", value, lowest=1)
     budgets = memory_budgets.read_budgets(memory, count)
     build = _builder(kind, workload.lookups, costs, budgets, wire_bytes)
     solution = search.solve(
