@@ -239,7 +239,7 @@ def export(
       dataset: A finite dataset with batches of `(x, y)` or `(x, y,
         sample_weight)`. The metrics of the compiled model are computed on this
         dataset, once with the model and once with the SavedModel.
-      deltas: A `tlm.deltas.DeltaWriter` of the model, or of tables of the
+      delta_writer: A `tlm.deltas.DeltaWriter` of the model, or of tables of the
         model. `tlm.deltas.ServedModel` and `tlm.deltas.update_export` can then
         apply the deltas that the writer writes after the export. If the writer
         does not write some variables of the model, the function issues a
@@ -270,7 +270,10 @@ def export(
     fuse = checks.check_type("fuse", fuse, bool, "a bool")
     if delta_writer is not None:
         checks.check_type(
-            "deltas", delta_writer, DeltaWriter, "a tlm.deltas.DeltaWriter"
+            "delta_writer",
+            delta_writer,
+            DeltaWriter,
+            "a tlm.deltas.DeltaWriter",
         )
     # The position is read before the tables, so that the next delta contains
     # all changes that the export does not contain.

@@ -172,10 +172,12 @@ def test_an_export_during_a_write_raises(tmp_path, monkeypatch):
 def test_a_writer_of_other_tables_raises(tmp_path):
     one, other = cases.embedding(), cases.embedding()
     _, writer = cases.base_and_writer(other, tmp_path)
-    with pytest.raises(ValueError, match="`deltas` must be a writer of tables"):
+    with pytest.raises(
+        ValueError, match="`delta_writer` must be a writer of tables"
+    ):
         cases.export(one, tmp_path / "model", delta_writer=writer)
     with pytest.raises(
-        TypeError, match="`deltas` must be a tlm.deltas.DeltaWriter"
+        TypeError, match="`delta_writer` must be a tlm.deltas.DeltaWriter"
     ):
         cases.export(one, tmp_path / "model", delta_writer="deltas")
     assert not (tmp_path / "model").exists()
