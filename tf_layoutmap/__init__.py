@@ -54,7 +54,6 @@ _HOMES = {
     "ShardedVariableMixin": "tf_layoutmap.sharded:ShardedVariableMixin",
     "ShardedVariableSpec": "tf_layoutmap.sharded:ShardedVariableSpec",
     "TPUEmbedding": "tf_layoutmap.embedding.tpu_embedding:TPUEmbedding",
-    "serving_embedding_lookup": "tf_layoutmap.embedding.serving:serving_embedding_lookup",
     "pack": "tf_layoutmap.embedding.packing:pack",
     "export": "tf_layoutmap.serving.export:export",
     "inspect_ids": "tf_layoutmap.embedding.inspection.inspect_ids:inspect_ids",
@@ -68,14 +67,14 @@ _HOMES = {
     "optimizers": "tf_layoutmap.embedding.optimizers",
     "ops": "tf_layoutmap.ops",
     "partitioners": "tf_layoutmap.partition",
+    "serving": "tf_layoutmap.serving",
     "ps": "tf_layoutmap.ps",
     "LayoutMap": "tf_layoutmap.layout.layout_map:LayoutMap",
     "distribution": "tf_layoutmap.distribution",
     "layout": "tf_layoutmap.layout",
     "layout_map_scope": "tf_layoutmap.mesh_scope:layout_map_scope",
     "visualize_layout": "tf_layoutmap.layout.visualize:visualize_layout",
-    "patches": "tf_layoutmap._core.patches:patches",
-    "describe_process": "tf_layoutmap.process_report:describe_process",
+    "process": "tf_layoutmap.process",
 }
 
 if TYPE_CHECKING:
@@ -89,18 +88,17 @@ if TYPE_CHECKING:
     import tf_layoutmap.ops as ops
     import tf_layoutmap.partition as partitioners
     import tf_layoutmap.planning as planning
+    import tf_layoutmap.process as process
     import tf_layoutmap.ps as ps
+    import tf_layoutmap.serving as serving
     import tf_layoutmap.vocabulary as vocabulary
-    from tf_layoutmap._core.patches import patches
     from tf_layoutmap.embedding.inspection.inspect_ids import inspect_ids
     from tf_layoutmap.embedding.packing import pack
-    from tf_layoutmap.embedding.serving import serving_embedding_lookup
     from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
     from tf_layoutmap.layout.layout_map import LayoutMap
     from tf_layoutmap.layout.visualize import visualize_layout
     from tf_layoutmap.mesh_scope import layout_map_scope
     from tf_layoutmap.planning.planner import plan
-    from tf_layoutmap.process_report import describe_process
     from tf_layoutmap.serving.export import export
     from tf_layoutmap.sharded import (
         ShardedVariable,
@@ -116,7 +114,6 @@ __all__ = [
     "ShardedVariableMixin",
     "ShardedVariableSpec",
     "TPUEmbedding",
-    "serving_embedding_lookup",
     "pack",
     "export",
     "inspect_ids",
@@ -130,12 +127,12 @@ __all__ = [
     "optimizers",
     "ops",
     "partitioners",
+    "serving",
     "ps",
     "LayoutMap",
     "distribution",
     "layout",
     "layout_map_scope",
     "visualize_layout",
-    "patches",
-    "describe_process",
+    "process",
 ]

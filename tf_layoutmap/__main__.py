@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
         )
         return 2
     problems = process_report.problems()
-    print(process_report.describe_process(), flush=True)
+    print(process_report.describe(), flush=True)
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from tf_layoutmap.layout import scope
-from tf_layoutmap.layout.layout_table import LayoutTable
 from tf_layoutmap.layout.mesh.device_mesh import AnyMesh
 from tf_layoutmap.layout.scope import AnyLayoutMap
+
+if TYPE_CHECKING:
+    from tf_layoutmap.layout.layout_map import LayoutMap
 
 
 class PlanOptions(TypedDict, total=False):
@@ -42,7 +44,7 @@ def layout_map_scope(
     *,
     batch_dim: str | None = None,
     **plan_options: Unpack[PlanOptions],
-) -> Iterator[AnyLayoutMap | LayoutTable]:
+) -> Iterator[AnyLayoutMap | LayoutMap]:
     """Places the weights of layers that are created in the scope on a mesh.
 
     Each weight becomes a `dtensor.DVariable`. The initial value of a weight is

@@ -2,7 +2,8 @@
 
 `RowPartition` maps each global row to a shard and a local row. A `Partitioner`
 returns the number of shards for a table. The number is fixed, or is computed
-from the size of the table in bytes. The module does not import TensorFlow.
+from the size of the table in bytes. A `TableSummary` describes the shards of a
+table. The module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import numpy as np
 
-from tf_layoutmap._core import checks
+from tf_layoutmap._core import checks, user_warnings
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import DTypeLike
@@ -307,11 +308,99 @@ def _cumulative(sizes: Sequence[int]) -> tuple[int, ...]:
     return (0, *itertools.accumulate(sizes))
 
 
+@dataclasses.dataclass(frozen=True)
+class ShardSummary:
+    """Summary of one shard.
+
+    Attributes:
+      name: Name of the shard's variable.
+      shape: Shape of the shard's variable.
+      rows: Number of rows, or of columns if the table is sharded along axis 1.
+      num_bytes: Size of the value in bytes. For a string variable, the
+        computation uses the size that TensorFlow reports for the string dtype.
+      device: Device of the variable.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rows: int
+    num_bytes: int
+    device: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSummary:
+    """Summary of a table.
+
+    The summary can be printed with `print`, and in color with `rich.print`.
+
+    >>> import tensorflow as tf
+    >>> import tf_layoutmap as tlm
+    >>> table = tlm.ShardedVariable.create(tf.zeros([5, 2]), num_shards=2)
+    >>> summary = table.summary()
+    >>> summary.shape, summary.num_bytes
+    ((5, 2), 40)
+    >>> [shard.rows for shard in summary.shards]
+    [3, 2]
+
+    Attributes:
+      name: Name of the table.
+      shape: Shape of the full table.
+      dtype: Name of the table's dtype.
+      axis: The axis that is sharded.
+      placement: Placement of the partition.
+      shards: One `ShardSummary` per shard.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    axis: int
+    placement: str
+    shards: tuple[ShardSummary, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Total size of all shards in bytes."""
+        return sum(shard.num_bytes for shard in self.shards)
+
+    def __rich__(self) -> Any:
+        import rich.table
+
+        table = rich.table.Table(
+            title=f"{self.name}: {self.dtype} {list(self.shape)}, "
+            f"{self.placement} along axis {self.axis}",
+            show_footer=True,
+        )
+        table.add_column("shard", "total")
+        table.add_column(
+            "columns" if self.axis == 1 else "rows",
+            f"{sum(shard.rows for shard in self.shards):,}",
+            justify="right",
+        )
+        table.add_column("bytes", f"{self.num_bytes:,}", justify="right")
+        table.add_column("device")
+        for shard in self.shards:
+            table.add_row(
+                shard.name,
+                f"{shard.rows:,}",
+                f"{shard.num_bytes:,}",
+                shard.device,
+            )
+        return table
+
+    def __str__(self) -> str:
+        return user_warnings.printed(self, width=120)
+
+
 __all__ = [
     "FixedShardsPartitioner",
     "MaxSizePartitioner",
     "MinSizePartitioner",
     "Partitioner",
+    "RowPartition",
+    "ShardSummary",
+    "TableSummary",
 ]
 
 

@@ -1,6 +1,6 @@
 """Describes versions, machine and settings of this process for bug reports.
 
-`describe_process` returns the report. `problems` returns errors of packages
+`describe` returns the report. `problems` returns errors of packages
 that cannot be imported. `check_process` runs the self-check.
 """
 
@@ -41,7 +41,7 @@ _SWITCHES = (
 )
 
 
-def describe_process() -> str:
+def describe() -> str:
     """Returns versions, machine, settings and replaced names of this process.
 
     The command `python -m tf_layoutmap` prints this report for a new process,
@@ -49,7 +49,7 @@ def describe_process() -> str:
     call this function:
 
     ```python
-    print(tlm.describe_process())
+    print(tlm.process.describe())
     ```
 
     Returns:

@@ -55,7 +55,7 @@ class Served(tf.Module):
     def complete(self, features, num_offers):
         """Returns the names of the best items and their scores, best first."""
         tables = self._embedding.embedding_tables
-        activations = tlm.serving_embedding_lookup(
+        activations = tlm.serving.serving_embedding_lookup(
             {name: features[name] for name in TOWER_FEATURES},
             None,
             tables,

@@ -66,6 +66,7 @@ LEVELS = {
     # Modules for private names, native ops and files.
     "dtensor": 1,
     "ops": 1,
+    "process": 1,
     "_core": 1,
     "deltas.served": 1,
     "_core.files": 2,

@@ -99,20 +99,20 @@ def own(entry):
 
 
 def test_uninstall_restores_every_name(restored):
-    assert not tlm.patches()
+    assert not tlm.process.patches()
     before, owned = values(), {entry.key: own(entry) for entry in ENTRIES}
     for group in patches.GROUPS:
         patches.install(group)
     changed = values()
     assert all(changed[key] is not before[key] for key in before)
-    assert len(tlm.patches()) == len(ENTRIES)
+    assert len(tlm.process.patches()) == len(ENTRIES)
     # The groups are uninstalled in a different order than in the patch table.
     for group in sorted(patches.GROUPS):
         patches.uninstall(group)
     after = values()
     assert all(after[key] is before[key] for key in before)
     assert owned == {entry.key: own(entry) for entry in ENTRIES}
-    assert not tlm.patches()
+    assert not tlm.process.patches()
 
 
 def test_installations_of_a_group_are_counted(restored):
@@ -329,7 +329,7 @@ layout = dtensor.Layout.replicated(mesh, 1)
 if {is_late}:
     dtensor.pack([np.zeros(1)], layout)
 tlm.LayoutMap(mesh=mesh)
-assert [patch for patch in tlm.patches() if patch.group == "mesh"]
+assert [patch for patch in tlm.process.patches() if patch.group == "mesh"]
 """
 
 
@@ -361,10 +361,10 @@ after = (tf.raw_ops.ConcatV2, keras.layers.Layer.__call__,
 assert before == after, (before, after)
 from tf_layoutmap import process_report
 assert not process_report.replaced_names(), process_report.replaced_names()
-assert tlm.patches() == ()
+assert tlm.process.patches() == ()
 layer = tlm.layers.ShardedEmbedding(10, 2, num_shards=2)
 tlm.layers.tf_keras.ShardedEmbedding(10, 2, num_shards=2)
-print(sorted({patch.group for patch in tlm.patches()}))
+print(sorted({patch.group for patch in tlm.process.patches()}))
 """
 
 
@@ -383,7 +383,7 @@ def test_a_patch_is_reported_with_its_reason():
     )
     [patch] = [
         patch
-        for patch in tlm.patches()
+        for patch in tlm.process.patches()
         if patch.name.endswith("raw_ops.ConcatV2")
     ]
     assert patch.group == "mesh"

@@ -21,14 +21,14 @@ import tf_layoutmap as tlm
 assert "keras" not in sys.modules or {imports_keras_first}
 import keras
 
-assert tlm.patches() == ()
+assert tlm.process.patches() == ()
 {enable}
 distribution = {distribution}
 keras.distribution.set_distribution(distribution)
 for _ in range(2):
     model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
     model.compile("sgd", "mse")
-print(sorted({{patch.group for patch in tlm.patches()}}))
+print(sorted({{patch.group for patch in tlm.process.patches()}}))
 """
 
 
@@ -85,7 +85,7 @@ def test_a_distribution_with_an_effect_causes_no_warning(
 def test_disable_leaves_no_replaced_name():
     switch = (
         "tlm.distribution.enable()\n"
-        "assert {patch.group for patch in tlm.patches()} == {'keras3', "
+        "assert {patch.group for patch in tlm.process.patches()} == {'keras3', "
         "'keras_distribution'}\n"
         "tlm.distribution.disable()"
     )

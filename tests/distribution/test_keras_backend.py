@@ -246,7 +246,7 @@ def test_enable_can_be_repeated_and_undone():
     assert "distribute_tensor" in during
     ours.disable()
     assert not any(
-        patch.group == "keras_distribution" for patch in tlm.patches()
+        patch.group == "keras_distribution" for patch in tlm.process.patches()
     )
     added = {"distribute_tensor", "initialize", "num_processes", "process_id"}
     if hasattr(theirs, "get_device_count"):

@@ -20,6 +20,8 @@ SPACES = [
     tlm.vocabulary,
     tlm.planning,
     tlm.partitioners,
+    tlm.process,
+    tlm.serving,
     tlm.optimizers,
     tlm.ops,
     tlm.ps,

@@ -44,7 +44,7 @@ class Model(tf.Module):
     def serve(self, ids, row_splits):
         ragged = tf.RaggedTensor.from_row_splits(ids, row_splits)
         return {
-            "activations": tlm.serving_embedding_lookup(
+            "activations": tlm.serving.serving_embedding_lookup(
                 {"title": ragged},
                 None,
                 self.embedding.embedding_tables,

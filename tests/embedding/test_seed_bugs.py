@@ -178,7 +178,7 @@ def test_serving_can_skip_checks_of_ids():
             table, validate_weights_and_indices=validate
         )
         function = tf.function(
-            lambda ids: tlm.serving_embedding_lookup(
+            lambda ids: tlm.serving.serving_embedding_lookup(
                 ids, None, {table: tf.constant(ROWS)}, feature
             )
         )

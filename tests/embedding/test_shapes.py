@@ -328,7 +328,7 @@ def test_build_sets_the_open_sizes_of_the_feature():
 
 def test_ragged_serving_uses_a_1d_output_shape():
     table = tpu.TableConfig(10, 2, combiner="sum", name="words")
-    serve = lambda ids, shape: tlm.serving_embedding_lookup(  # noqa: E731
+    serve = lambda ids, shape: tlm.serving.serving_embedding_lookup(  # noqa: E731
         ids,
         None,
         {table: tf.constant(ROWS)},

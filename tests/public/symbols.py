@@ -37,6 +37,16 @@ def public_modules() -> dict[str, types.ModuleType]:
     return found
 
 
+def public_names() -> dict[str, Any]:
+    """Returns the public functions, classes and values by path."""
+    return {
+        f"{path}.{name}": value
+        for path, module in public_modules().items()
+        for name in module.__all__
+        if not isinstance(value := getattr(module, name), types.ModuleType)
+    }
+
+
 def signature(function: Any, *, bound: bool = False) -> str:
     """Returns the signature of a function without annotations.
 

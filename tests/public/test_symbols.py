@@ -5,7 +5,9 @@ import difflib
 
 import pytest
 
-from tests.public import symbols, type_checking_blocks
+import tf_layoutmap as tlm
+from tests.public import result_types, symbols, type_checking_blocks
+from tf_layoutmap import planning
 
 UPDATE = "If this is meant, run `python -m tests.public.symbols` and commit."
 
@@ -25,6 +27,38 @@ def test_the_public_names_match_the_list():
         )
     )
     assert not difference, f"{difference}\n{UPDATE}"
+
+
+def test_the_classes_of_results_are_public():
+    """A user gets objects of these classes, and can read how to use them."""
+    public = symbols.public_names()
+    names = {id(value) for value in public.values()}
+    hidden = {
+        f"{cls.__module__}.{cls.__qualname__}": path
+        for cls, path in result_types.reachable(public).items()
+        if id(cls) not in names
+    }
+    assert not hidden, (
+        f"These classes are not public, but are results of: {hidden}. List "
+        "them in the package of the call, or return another type."
+    )
+
+
+def test_annotations_of_results_are_followed():
+    """Also through aliases, containers and imports for type checkers."""
+    plan = planning.Plan
+    results = {
+        cls.__name__: path
+        for cls, path in result_types.reachable(
+            {"LayoutMap": tlm.LayoutMap, "scope": tlm.layout_map_scope}
+        ).items()
+    }
+    assert results["Match"] == "LayoutMap.find"
+    assert results["ReplicatedOp"] == "LayoutMap.explain.replicated_ops"
+    assert set(result_types.returned_by(tlm.plan)) == {plan}
+    assert set(result_types.returned_by(tlm.distribution.distribution)) == {
+        tlm.distribution.Distribution
+    }
 
 
 def test_each_kind_of_name_has_a_line():

@@ -1,7 +1,7 @@
 """Installs and uninstalls groups of entries of the patch table.
 
-`patches` is the public function `tlm.patches`, which lists the names that are
-currently replaced.
+`patches` is the public function `tlm.process.patches`, which lists the names
+that are currently replaced.
 """
 
 import dataclasses
@@ -364,7 +364,7 @@ def patches() -> tuple[AppliedPatch, ...]:
     before.
 
     ```python
-    for patch in tlm.patches():
+    for patch in tlm.process.patches():
         print(patch.name, "-", patch.why)
     ```
 

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 from tf_layoutmap._core import lazy as _lazy
 
 _HOMES = {
+    "Delta": "tf_layoutmap.deltas.served.chain:Delta",
     "DeltaWriter": "tf_layoutmap.deltas.writer:DeltaWriter",
+    "Meta": "tf_layoutmap.deltas.served.chain:Meta",
     "ServedModel": "tf_layoutmap.deltas.served.served_model:ServedModel",
     "apply": "tf_layoutmap.deltas.applying:apply",
     "merge": "tf_layoutmap.deltas.merging:merge",
@@ -27,6 +29,7 @@ _HOMES = {
 if TYPE_CHECKING:
     from tf_layoutmap.deltas.applying import apply
     from tf_layoutmap.deltas.merging import merge, prune
+    from tf_layoutmap.deltas.served.chain import Delta, Meta
     from tf_layoutmap.deltas.served.on_disk import update_export
     from tf_layoutmap.deltas.served.served_model import ServedModel
     from tf_layoutmap.deltas.writer import DeltaWriter
@@ -34,7 +37,9 @@ else:
     __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
 
 __all__ = [
+    "Delta",
     "DeltaWriter",
+    "Meta",
     "ServedModel",
     "apply",
     "merge",

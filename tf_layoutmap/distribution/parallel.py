@@ -221,7 +221,7 @@ class Distribution(keras_private.Distribution):
         """Returns `dataset` unchanged, because each step shards its batch."""
         return dataset
 
-    def context(self) -> MeshContext | None:
+    def _model_context(self) -> MeshContext | None:
         """Returns the context of new models, for `set_distribution`.
 
         Raises:
@@ -239,7 +239,7 @@ class Distribution(keras_private.Distribution):
 
     def _place_new_models(self) -> contextlib.AbstractContextManager:
         """Returns a scope that places new models on the mesh."""
-        self.context()
+        self._model_context()
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
@@ -333,14 +333,14 @@ class ByLayoutMap(Distribution):
     def _layout(self, axes: tuple[str | None, ...]) -> TensorLayout:
         return TensorLayout(axes, self.device_mesh)
 
-    def context(self) -> MeshContext:
+    def _model_context(self) -> MeshContext:
         """Returns the context of new models, for `set_distribution`."""
         return prepared_context(self._table, self._batch_dim_name)
 
     @functools.cached_property
     def _context_if_set_in_keras(self) -> Any:
         """The context that is used if Keras' `set_distribution` sets `self`."""
-        return self.context()
+        return self._model_context()
 
     def _place_new_models(self) -> contextlib.AbstractContextManager:
         """Returns a scope that places new models on the mesh."""
@@ -511,7 +511,7 @@ def set_distribution(value: AnyDistribution | None) -> None:
         process.
     """
     mesh_context.set_standing_context(
-        None if value is None else _to_own_distribution(value).context()
+        None if value is None else _to_own_distribution(value)._model_context()
     )
     record_distribution(value)
 
@@ -566,7 +566,7 @@ def context_of_keras_distribution(value: Any) -> Any:
       NotImplementedError: If `value` is a Keras `Distribution` without layouts.
     """
     if _selects_layouts_as_keras(value):
-        return _counterpart(value).context()
+        return _counterpart(value)._model_context()
     kind = keras_private.Distribution
     if type(value).get_variable_layout is kind.get_variable_layout:
         value.get_variable_layout(None)  # Raises NotImplementedError.
@@ -574,7 +574,7 @@ def context_of_keras_distribution(value: Any) -> Any:
         LayoutMap(value.device_mesh),
         value.batch_dim_name,
         value.auto_shard_dataset,
-    ).context()
+    )._model_context()
     context.layout_of = functools.partial(_layout_by, value)
     return context
 

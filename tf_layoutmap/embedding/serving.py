@@ -48,7 +48,7 @@ def serving_embedding_lookup(
     >>> feature = tf.tpu.experimental.embedding.FeatureConfig(table)
     >>> embedding = tlm.TPUEmbedding({"title": feature}, None)
     >>> ids = tf.ragged.constant([[0, 1], []], dtype=tf.int64)
-    >>> found = tlm.serving_embedding_lookup(
+    >>> found = tlm.serving.serving_embedding_lookup(
     ...     {"title": ids}, None, embedding.embedding_tables,
     ...     {"title": feature})
     >>> found["title"].numpy().tolist()

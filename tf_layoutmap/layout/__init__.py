@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING
 from tf_layoutmap._core import lazy as _lazy
 
 _HOMES = {
+    "Explanation": "tf_layoutmap.layout.explain:Explanation",
     "LayoutMapWarning": "tf_layoutmap.layout.mesh.errors:LayoutMapWarning",
+    "Match": "tf_layoutmap.layout.key_matching:Match",
+    "MeasuredLayer": "tf_layoutmap.layout.replication.measured:MeasuredLayer",
+    "ReplicatedOp": "tf_layoutmap.layout.replication.report:ReplicatedOp",
+    "VariableReport": "tf_layoutmap.layout.explain:VariableReport",
     "default_mesh": "tf_layoutmap.layout.mesh.tracing:default_mesh",
     "self_check": "tf_layoutmap.layout.dtensor_switches:self_check",
     "to_host": "tf_layoutmap.layout.mesh.transfer:to_host",
@@ -25,14 +30,23 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from tf_layoutmap.layout.dtensor_switches import self_check
+    from tf_layoutmap.layout.explain import Explanation, VariableReport
+    from tf_layoutmap.layout.key_matching import Match
     from tf_layoutmap.layout.mesh.errors import LayoutMapWarning
     from tf_layoutmap.layout.mesh.tracing import default_mesh
     from tf_layoutmap.layout.mesh.transfer import to_host, to_mesh
+    from tf_layoutmap.layout.replication.measured import MeasuredLayer
+    from tf_layoutmap.layout.replication.report import ReplicatedOp
 else:
     __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
 
 __all__ = [
+    "Explanation",
     "LayoutMapWarning",
+    "Match",
+    "MeasuredLayer",
+    "ReplicatedOp",
+    "VariableReport",
     "default_mesh",
     "self_check",
     "to_host",

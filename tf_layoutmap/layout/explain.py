@@ -68,6 +68,14 @@ class VariableReport:
 class Explanation:
     """A report on the layouts of all variables of a model.
 
+    The report can be printed with `print`, and in color with `rich.print`.
+
+    ```python
+    report = layout_map.explain(model)
+    print(report)
+    assert report.ok, report.problems()
+    ```
+
     Attributes:
       variables: A `VariableReport` per variable, in the order of the model.
       unused: Maps each key that selects no layout to the reason.

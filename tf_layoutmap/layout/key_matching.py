@@ -18,7 +18,15 @@ MODES = ("match", "search", "fullmatch")
 
 
 class Match(NamedTuple):
-    """The selected pattern, the key, and the other matching patterns."""
+    """The key of a layout map that selects the layout of a variable.
+
+    `LayoutMap.find` returns a match, or None if no key matches.
+
+    Attributes:
+      pattern: The selected key of the layout map.
+      key: The name of the variable that the pattern matches.
+      shadowed: Keys that also match, but come after `pattern`.
+    """
 
     pattern: str
     key: str

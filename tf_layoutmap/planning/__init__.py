@@ -1,6 +1,7 @@
 """The planner: chooses layouts and shards from memory budgets and costs.
 
-Start with `tlm.plan`, which returns a `Plan`. `MachineCosts` contains the costs
+Start with `tlm.plan`, which returns a `Plan`. An `IdReport`, which
+`tlm.inspect_ids` returns, describes the ids of its tables. `MachineCosts` contains the costs
 of a machine.
 
 `planner.py` defines `tlm.plan`. `problem.py` defines the input of the search,
@@ -14,17 +15,20 @@ from typing import TYPE_CHECKING
 from tf_layoutmap._core import lazy as _lazy
 
 _HOMES = {
+    "IdReport": "tf_layoutmap.embedding.inspection.inspect_ids:IdReport",
     "MachineCosts": "tf_layoutmap.planning.costs:MachineCosts",
     "Plan": "tf_layoutmap.planning.plan:Plan",
 }
 
 if TYPE_CHECKING:
+    from tf_layoutmap.embedding.inspection.inspect_ids import IdReport
     from tf_layoutmap.planning.costs import MachineCosts
     from tf_layoutmap.planning.plan import Plan
 else:
     __getattr__, __dir__ = _lazy.exports(__name__, _HOMES)
 
 __all__ = [
+    "IdReport",
     "MachineCosts",
     "Plan",
 ]

@@ -37,7 +37,9 @@ class TableReport:
 
 @dataclasses.dataclass(frozen=True)
 class ExportReport:
-    """Report on an exported model.
+    """Report on an exported model, which `tlm.export` returns.
+
+    The report can be printed with `print`, and in color with `rich.print`.
 
     Attributes:
       path: Folder of the SavedModel.

@@ -243,7 +243,7 @@ class Reads:
         """Returns a hashable reference; its `deref()` returns this table."""
         return tf_private.Reference(self)
 
-    def summary(self) -> _summary.Summary:
+    def summary(self) -> _summary.TableSummary:
         """Returns rows, bytes and device of each shard, in printable form.
 
         >>> import tf_layoutmap as tlm

@@ -23,6 +23,19 @@ if TYPE_CHECKING:
 class EvictedKeys:
     """Evicted keys of one table, with the values of their rows.
 
+    >>> evicted = []
+    >>> import numpy as np
+    >>> import tensorflow as tf
+    >>> import tf_layoutmap as tlm
+    >>> words = tlm.layers.ShardedEmbedding(
+    ...     tlm.vocabulary.OpenVocabulary(100, on_evict=evicted.append), 8,
+    ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
+    >>> _ = words(np.array([[0]]))
+    >>> _ = words.vocabulary.write([5, 7])
+    >>> _ = words.vocabulary.evict([7])
+    >>> evicted[0].keys.tolist(), evicted[0].rows.shape
+    ([7], (1, 8))
+
     Attributes:
       table: Name of the table.
       keys: `[num_keys]` int64. If the ids are strings, the keys are hashes.

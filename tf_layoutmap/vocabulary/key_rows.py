@@ -66,6 +66,19 @@ class KeyBlock:
 class WrittenKeys:
     """The result of writing rows by key.
 
+    >>> import numpy as np
+    >>> import tensorflow as tf
+    >>> import tf_layoutmap as tlm
+    >>> words = tlm.layers.ShardedEmbedding(
+    ...     tlm.vocabulary.OpenVocabulary(100), 8,
+    ...     optimizer=tf.tpu.experimental.embedding.Adagrad(0.1))
+    >>> _ = words(np.array([[0]]))
+    >>> words.vocabulary.write([5, 7]).num_new
+    2
+    >>> written = words.vocabulary.write([7, 9])
+    >>> written.num_written, written.num_new, written.without_row.tolist()
+    (2, 1, [])
+
     Attributes:
       num_written: Number of keys whose rows were written.
       num_new: Number of written keys that had no row before.

@@ -434,10 +434,10 @@ def test_the_serving_lookup_requires_the_vocabularies():
     feature = {"ids": tpu.FeatureConfig(config)}
     opened.build()
     with pytest.raises(ValueError, match="must be of shape"):
-        tlm.serving_embedding_lookup(
+        tlm.serving.serving_embedding_lookup(
             {"ids": tf.constant([1])}, None, opened.embedding_tables, feature
         )
-    found = tlm.serving_embedding_lookup(
+    found = tlm.serving.serving_embedding_lookup(
         {"ids": tf.constant([1])},
         None,
         opened.embedding_tables,

@@ -102,7 +102,7 @@ def test_serving_handles_out_of_range_ids_equally(
 def test_serving_with_an_invalid_option_raises():
     embedding = embedding_of()
     with pytest.raises(ValueError, match="`out_of_range` must be one of"):
-        tlm.serving_embedding_lookup(
+        tlm.serving.serving_embedding_lookup(
             {}, None, embedding.embedding_tables, {}, out_of_range="wrap"
         )
 

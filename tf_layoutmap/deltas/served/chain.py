@@ -181,7 +181,10 @@ def _seal(found: dict[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Delta:
-    """A complete delta.
+    """A complete delta, which `DeltaWriter.write` returns.
+
+    `meta.sequence` is the number of the delta, and `meta.tables` contains the
+    number of changed rows of each table.
 
     Attributes:
       path: Directory of the delta.

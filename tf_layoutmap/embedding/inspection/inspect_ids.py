@@ -37,7 +37,7 @@ _NUM_SLOTS = {
 
 @dataclasses.dataclass(frozen=True)
 class IdReport:
-    """Result of `inspect_ids`.
+    """Report on the ids of a dataset, which `tlm.inspect_ids` returns.
 
     Attributes:
       num_batches: Number of batches that were read.
