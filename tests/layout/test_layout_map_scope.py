@@ -528,9 +528,15 @@ def test_scope_without_a_map_or_mesh_raises(arguments, kind, words):
             pass
 
 
-@pytest.mark.parametrize("options", [{"init": "lazy"}, {"batch_dim": "rows"}])
-def test_unknown_options_raise(layout_map, options):
-    with pytest.raises(ValueError, match="must be one of"):
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"init": "lazy"}, TypeError, "Options of a scope must be.*init"),
+        ({"batch_dim": "rows"}, ValueError, "must be one of"),
+    ],
+)
+def test_unknown_options_raise(layout_map, options, kind, words):
+    with pytest.raises(kind, match=words):
         with tlm.layout_map_scope(layout_map, **options):
             pass
 
