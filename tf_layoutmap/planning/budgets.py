@@ -67,7 +67,7 @@ def read_budgets(memory: Any, num_devices: int) -> tuple[int, ...]:
                 "Argument `memory` must be one size, or a list with one size "
                 f"for each of the {num_devices} devices. Received: {memory!r}."
             )
-        return tuple(read_bytes(one) for one in sizes)
+        return tuple(read_bytes(size) for size in sizes)
     return (read_bytes(memory),) * num_devices
 
 
@@ -93,7 +93,8 @@ def default_memory(
         for item in problem.items
     )
     largest = sum(problem.fixed_memory.values()) + sum(
-        max(sum(one.memory.values()) for one in item.choices) for item in items
+        max(sum(choice.memory.values()) for choice in item.choices)
+        for item in items
     )
     solution = search.solve(
         dataclasses.replace(
@@ -116,7 +117,7 @@ def _with_default_choices(item: Item, small: float) -> Item:
       small: Largest number of bytes of a replicated item.
     """
     replicated = item.choices[0]
-    sharded = [one for one in item.choices[1:] if one.refused is None]
+    sharded = [choice for choice in item.choices[1:] if choice.refused is None]
     is_small = _replicated_bytes(item) <= small
     if replicated.refused is None and (is_small or not sharded):
         return dataclasses.replace(item, choices=(replicated,))

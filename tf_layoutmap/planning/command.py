@@ -115,13 +115,13 @@ def read_pins(pins: Sequence[str]) -> dict[str, str]:
     Raises:
       ValueError: If an argument has no `=`.
     """
-    found: dict[str, str] = {}
+    choices: dict[str, str] = {}
     for pin in pins:
         name, equals, choice = pin.rpartition("=")
         if not equals:
             raise ValueError(f"--pin must be NAME=CHOICE. Received: {pin!r}.")
-        found[name] = choice
-    return found
+        choices[name] = choice
+    return choices
 
 
 def _prepare_devices(count: int) -> None:
@@ -176,9 +176,10 @@ def find_function(target: str) -> Callable[[], Any]:
         )
     required = [
         key
-        for key, one in inspect.signature(function).parameters.items()
-        if one.default is one.empty
-        and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+        for key, parameter in inspect.signature(function).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind
+        not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     if required:
         raise ValueError(

@@ -82,11 +82,11 @@ class MachineCosts:
                 else [value]
             )
             if not numbers or not all(
-                isinstance(one, int | float)
-                and not isinstance(one, bool)
-                and math.isfinite(one)
-                and one > 0
-                for one in numbers
+                isinstance(number, int | float)
+                and not isinstance(number, bool)
+                and math.isfinite(number)
+                and number > 0
+                for number in numbers
             ):
                 raise ValueError(
                     f"`{field.name}` of MachineCosts must hold positive "
@@ -183,15 +183,15 @@ class MachineCosts:
 
     def to_dict(self) -> dict[str, object]:
         """Returns the costs as a dict that JSON can represent."""
-        found: dict[str, object] = {}
+        values: dict[str, object] = {}
         for field in dataclasses.fields(self):
             value: Mapping[int, float] | float = getattr(self, field.name)
-            found[field.name] = (
-                {str(size): one for size, one in sorted(value.items())}
+            values[field.name] = (
+                {str(size): seconds for size, seconds in sorted(value.items())}
                 if isinstance(value, Mapping)
                 else value
             )
-        return found
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> MachineCosts:
@@ -210,8 +210,10 @@ class MachineCosts:
         for name, value in values.items():
             read[name] = (
                 {
-                    int(size): one
-                    for size, one in cast("Mapping[str, float]", value).items()
+                    int(size): seconds
+                    for size, seconds in cast(
+                        "Mapping[str, float]", value
+                    ).items()
                 }
                 if isinstance(value, Mapping)
                 else value
@@ -254,11 +256,11 @@ def _cpu_model() -> str:
         return platform.processor()
     lines = [line.partition(":") for line in text.splitlines()]
     # The lines repeat for each CPU.
-    found = {name.strip(): value.strip() for name, _, value in lines}
-    if "model name" in found:
-        return found["model name"]
+    fields = {name.strip(): value.strip() for name, _, value in lines}
+    if "model name" in fields:
+        return fields["model name"]
     # Linux on aarch64 reports numbers instead of a name.
-    numbers = [found[name] for name in _ARM_NAMES if name in found]
+    numbers = [fields[name] for name in _ARM_NAMES if name in fields]
     return " ".join(numbers) or platform.processor()
 
 

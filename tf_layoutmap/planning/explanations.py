@@ -62,10 +62,12 @@ def alternatives_of(solution: Solution, item: Item) -> list[Alternative]:
     """
     totals = _Totals(solution, item)
     selected = solution.choice_of(item)
-    found: dict[str, tuple[tuple[bool, int, float], Choice]] = {}
-    others = [one for one in item.choices if one.name != selected.name]
+    best: dict[str, tuple[tuple[bool, int, float], Choice]] = {}
+    others = [choice for choice in item.choices if choice.name != selected.name]
     different = [
-        one for one in others if not matches(one, selected.name.split(" ")[0])
+        other
+        for other in others
+        if not matches(other, selected.name.split(" ")[0])
     ]
     for choice in different or others:
         key = (
@@ -74,9 +76,9 @@ def alternatives_of(solution: Solution, item: Item) -> list[Alternative]:
             totals.step_seconds(choice),
         )
         word = choice.name.split(" ")[0] if different else ""
-        if word not in found or key < found[word][0]:
-            found[word] = (key, choice)
-    ordered = sorted(found.values(), key=lambda one: one[0])
+        if word not in best or key < best[word][0]:
+            best[word] = (key, choice)
+    ordered = sorted(best.values(), key=lambda entry: entry[0])
     return [
         _alternative(solution, item, choice, totals) for _, choice in ordered
     ]
@@ -203,7 +205,7 @@ def sentences(solution: Solution, item: Item) -> list[str]:
         for shape in list(item.weights.values())[:3]
     ) + ", ..." * (len(item.weights) > 3)
     seconds = math.fsum(choice.seconds.values())
-    found = [
+    explanation = [
         f"The planner stores {item.name!r} ({item.kind}, {shapes}) "
         f"{choice.sentence}.",
         f"It needs {_parts(choice.memory, format_bytes)} on "
@@ -212,22 +214,22 @@ def sentences(solution: Solution, item: Item) -> list[str]:
         f"{_assumed(item)}.",
     ]
     shared = [solution.shared_costs.get(name, {}) for name in choice.causes]
-    more = math.fsum(value for one in shared for value in one.values())
+    more = math.fsum(value for costs in shared for value in costs.values())
     if more:
-        found.append(
+        explanation.append(
             "Activations remain sharded after the item, so that other items "
             f"exchange data for {format_time(more)} of a step."
         )
     if item.name in solution.pins:
-        found.append(
+        explanation.append(
             f"The choice was fixed by `pins`: {solution.pins[item.name]!r}."
         )
     others = alternatives_of(solution, item)
     if not others:
-        found.append("There is no other choice.")
+        explanation.append("There is no other choice.")
     for number, other in enumerate(others):
-        found += _about(other, solution, item, seconds, number)
-    return found
+        explanation += _about(other, solution, item, seconds, number)
+    return explanation
 
 
 def reason(solution: Solution, item: Item) -> str:
@@ -253,47 +255,47 @@ def _about(
     title += repr(other.name)
     if other.refused is not None:
         return [f"The choice {other.name!r} is not possible: {other.refused}."]
-    found: list[str] = []
+    explanation: list[str] = []
     if other.missing_bytes:
         faster = (
             f"; a step would take {format_time(other.step_seconds)} instead of "
             f"{format_time(step)}"
         )
         if other.is_limited:
-            found.append(
+            explanation.append(
                 f"{title}, which does not fit: {other.missing_bytes:,} bytes "
                 f"are missing on {other.device!r}{faster}. It would fit with a "
                 f"budget of {other.needed_bytes:,} bytes."
             )
         else:
-            found.append(
+            explanation.append(
                 f"{title}, which needs {other.missing_bytes:,} bytes more on "
                 f"{other.device!r} than this plan{faster}. To allow it, pass "
                 f"`memory` of at least {other.needed_bytes:,} bytes."
             )
     elif math.isclose(other.step_seconds, step, rel_tol=1e-6):
-        found.append(
+        explanation.append(
             f"{title}, which takes {format_time(other.item_seconds)} instead of"
             f" {format_time(seconds)} on its devices. The step would take the "
             "same time, because another device is slower."
         )
     else:
-        found.append(
+        explanation.append(
             f"{title}, which takes {format_time(other.item_seconds)} instead of"
             f" {format_time(seconds)} on its devices. A step would take "
             f"{format_time(other.step_seconds)} instead of {format_time(step)}."
         )
     name = other.name[0].upper() + other.name[1:]
     if other.threshold is not None:
-        found.append(
+        explanation.append(
             f"{name} would be faster {'above' if other.is_above else 'below'} "
             f"{format_amount(other.threshold)} {item.quantity}."
         )
     elif item.quantity and other.step_seconds >= step:
-        found.append(
+        explanation.append(
             f"{name} would not be faster with any number of {item.quantity}."
         )
-    return found
+    return explanation
 
 
 def _assumed(item: Item) -> str:
@@ -314,7 +316,7 @@ def _place(choice: Choice, solution: Solution) -> str:
     if len(devices) == len(solution.problem.devices):
         return "each device"
     return "each of " + ", ".join(
-        repr(solution.problem.devices[one]) for one in devices
+        repr(solution.problem.devices[device]) for device in devices
     )
 
 

@@ -83,13 +83,13 @@ class ModelWeights:
 
     def unique_names(self) -> list[str]:
         """Returns one name per weight; no two weights have the same name."""
-        found: dict[str, None] = {}
+        unique: dict[str, None] = {}
         for names in self.names:
             name, number = names[0], 2
-            while name in found:
+            while name in unique:
                 name, number = f"{names[0]} ({number})", number + 1
-            found[name] = None
-        return list(found)
+            unique[name] = None
+        return list(unique)
 
 
 def problem_of_model(
@@ -247,10 +247,10 @@ class _Reader:
             self._mesh,
             self._machine,
             (
-                one.shared
+                option.shared
                 for group in groups
-                for one in group.options
-                if one.shared is not None
+                for option in group.options
+                if option.shared is not None
             ),
         )
 
@@ -348,11 +348,11 @@ class _Reader:
             weights,
             tuple(
                 (
-                    one.name,
-                    one.refused is None,
-                    tuple(one.axes[w] for w in group.weights),
+                    option.name,
+                    option.refused is None,
+                    tuple(option.axes[w] for w in group.weights),
                 )
-                for one in group.options
+                for option in group.options
             ),
         )
 
@@ -390,18 +390,20 @@ class _Reader:
             spread: set[Spread] = set()
             more: dict[str, dict[str, float]] = {}
             for group in same:
-                one: Option = group.options[number]
-                _add(memory, layout_costs.memory(one.axes))
-                if one.refused is None:
-                    _add(seconds, layout_costs.seconds(group, one))
-                    spread |= layout_costs.spread(group, one)
+                group_option: Option = group.options[number]
+                _add(memory, layout_costs.memory(group_option.axes))
+                if group_option.refused is None:
+                    _add(seconds, layout_costs.seconds(group, group_option))
+                    spread |= layout_costs.spread(group, group_option)
                     for name, outside in spreads.items():
                         cost = layout_costs.seconds_with_spread(
-                            group, one, outside
+                            group, group_option, outside
                         )
                         if any(cost.values()):
                             _add(more.setdefault(name, {}), cost)
-                layouts.update((self._names[w], a) for w, a in one.axes.items())
+                layouts.update(
+                    (self._names[w], a) for w, a in group_option.axes.items()
+                )
             choices.append(
                 Choice(
                     option.name,
@@ -411,7 +413,9 @@ class _Reader:
                     layouts=layouts,
                     refused=option.refused,
                     causes=tuple(
-                        name for name, one in spreads.items() if one in spread
+                        name
+                        for name, outside in spreads.items()
+                        if outside in spread
                     ),
                     seconds_if=more,
                 )
@@ -477,14 +481,14 @@ def _spreads(
     layout_costs: LayoutCosts, groups: Sequence[Group]
 ) -> dict[str, Spread]:
     """Returns the dimensions that options shard outside of their group."""
-    found: set[Spread] = set()
+    spreads: set[Spread] = set()
     for group in groups:
         for option in group.options:
             if option.refused is None:
-                found |= layout_costs.spread(group, option)
+                spreads |= layout_costs.spread(group, option)
     return {
         f"activations {number} over {axis}": (root, axis)
-        for number, (root, axis) in enumerate(sorted(found))
+        for number, (root, axis) in enumerate(sorted(spreads))
     }
 
 
@@ -492,32 +496,32 @@ def _without_trades(group: Group) -> Group:
     """Refuses the options that save memory, but take more time."""
     shared = next(
         (
-            one.name
-            for one in group.options
-            if one.shared is not None and one.refused is None
+            option.name
+            for option in group.options
+            if option.shared is not None and option.refused is None
         ),
         None,
     )
     options = []
-    for one in group.options:
-        if one.refused is None:
-            if one.gathers:
-                one = dataclasses.replace(
-                    one,
+    for option in group.options:
+        if option.refused is None:
+            if option.gathers:
+                option = dataclasses.replace(
+                    option,
                     refused="each step would gather weights, which saves "
                     "memory but takes time; pass `memory` to allow it",
                 )
             elif (
                 shared is not None
-                and one.shared is None
-                and (one is not group.options[0])
+                and option.shared is None
+                and (option is not group.options[0])
             ):
-                one = dataclasses.replace(
-                    one,
+                option = dataclasses.replace(
+                    option,
                     refused="each step would exchange more data than with "
                     f"{shared!r}; pass `memory` to allow it",
                 )
-        options.append(one)
+        options.append(option)
     return dataclasses.replace(group, options=tuple(options))
 
 
@@ -552,7 +556,7 @@ def plan_model(
         used: Any = mesh,
         rule: Any = optimizer,
         samples: int = batch_size,
-        found: list[str] | None = None,
+        notes: list[str] | None = None,
     ) -> Problem:
         return problem_of_model(
             model,
@@ -565,7 +569,7 @@ def plan_model(
             costs=costs,
             inputs=inputs,
             length=length,
-            notes=found,
+            notes=notes,
         )
 
     def suggest() -> Iterator[str]:
@@ -576,8 +580,8 @@ def plan_model(
 
         size = search.fewest(larger, sizes[last], pins, highest=64)
         if size is not None:
-            found = Target("mesh", {**sizes, last: size})
-            yield f"{found}"
+            target = Target("mesh", {**sizes, last: size})
+            yield f"{target}"
         if search.fits(build(rule="sgd"), pins):
             yield "the optimizer SGD"
         samples = batch_size // 2
@@ -588,7 +592,7 @@ def plan_model(
                 return
             samples //= 2
 
-    solution = search.solve(build(found=notes), pins, suggest=suggest)
+    solution = search.solve(build(notes=notes), pins, suggest=suggest)
     return Plan(solution, Target("mesh", sizes), notes)
 
 
@@ -614,10 +618,12 @@ def check_layouts(
         planned.update(_selected(item, selected).layouts)
     weights = ModelWeights.of_model(model)
     wrong = [
-        f"{name}: {one.axes} instead of {planned[name]}"
-        for name, one in zip(weights.unique_names(), assign(weights.variables))
-        if getattr(one.variable, "_given_layout", None) is None
-        and one.axes != planned[name]
+        f"{name}: {assignment.axes} instead of {planned[name]}"
+        for name, assignment in zip(
+            weights.unique_names(), assign(weights.variables)
+        )
+        if getattr(assignment.variable, "_given_layout", None) is None
+        and assignment.axes != planned[name]
     ]
     if wrong:
         raise RuntimeError(

@@ -115,7 +115,7 @@ class Grouping:
     def groups(self) -> list[Group]:
         """Returns the groups, in the order in which a step uses them."""
         graph = self._graph
-        found: list[Group] = []
+        groups: list[Group] = []
         last = len(graph.ops)
 
         def first_use(weight: int) -> tuple[int, int]:
@@ -128,16 +128,16 @@ class Grouping:
                 continue
             if len(self._shapes[weight]) < 2:
                 continue
-            found.append(self._group(weight))
+            groups.append(self._group(weight))
         for weight in order:
             if weight in self._free:
                 self._free.discard(weight)
                 axes: Axes = (None,) * len(self._shapes[weight])
-                found.append(
+                groups.append(
                     Group("vector", (weight,), (_replicated({weight: axes}),))
                 )
         place = {w: i for i, w in enumerate(order)}
-        return sorted(found, key=lambda g: min(place[w] for w in g.weights))
+        return sorted(groups, key=lambda g: min(place[w] for w in g.weights))
 
     def _group(self, weight: int) -> Group:
         uses = self._graph.uses[weight]
@@ -221,14 +221,14 @@ class Grouping:
                         refused=self._refused(axes),
                     )
                 )
-        if any("experts" in one.name for one in options):
+        if any("experts" in option.name for option in options):
             kind = "experts"
         return self._finished(kind, [*members, *biases], options)
 
     def _described(
         self, root: Dim, kind: str, members: Sequence[int]
     ) -> tuple[str, str]:
-        found = [
+        uses = [
             (w, dim, use, is_row)
             for w, dim, use, is_row in self._graph.rows_and_columns(root)
             if w in members
@@ -236,7 +236,7 @@ class Grouping:
         if kind == "attention":
             is_first = all(
                 min(use.dims, key=use.dims.__getitem__, default=dim) <= dim
-                for _, dim, use, is_row in found
+                for _, dim, use, is_row in uses
                 if not is_row
             )
             return (
@@ -247,11 +247,11 @@ class Grouping:
                     "its columns",
                 )
             )
-        if not any(is_row for _, _, _, is_row in found) and any(
-            len(self._shapes[w]) > 2 for w, _, _, _ in found
+        if not any(is_row for _, _, _, is_row in uses) and any(
+            len(self._shapes[w]) > 2 for w, _, _, _ in uses
         ):
             return "experts", "its experts"
-        if any(is_row for _, _, _, is_row in found):
+        if any(is_row for _, _, _, is_row in uses):
             return (
                 "columns then rows",
                 "the columns of the first matrix and the rows of the second "
@@ -268,7 +268,7 @@ class Grouping:
         their result, for example the keys of grouped queries.
         """
         graph, parts = self._graph, self._mesh.sizes[axis]
-        found: dict[int, Axes] = {}
+        axes_of: dict[int, Axes] = {}
         for weight in members:
             rank = len(self._shapes[weight])
             dims = [
@@ -288,10 +288,10 @@ class Grouping:
                         graph.class_of_weight(weight, d), parts
                     )
                 ]
-            found[weight] = tuple(
+            axes_of[weight] = tuple(
                 axis if dims and d == dims[0] else None for d in range(rank)
             )
-        return found
+        return axes_of
 
     def _alone(self, weight: int, kind: str) -> Group:
         """Returns a group of one kernel, its bias, and their layouts."""
@@ -386,13 +386,13 @@ class Grouping:
     def _take(self, weight: int) -> list[int]:
         """Returns the biases of a weight that belong to no group yet."""
         self._free.discard(weight)
-        found = [
+        biases = [
             b
             for b in self._biases.get(weight, [])
             if b in self._free and b not in self._fixed
         ]
-        self._free.difference_update(found)
-        return found
+        self._free.difference_update(biases)
+        return biases
 
     def _replicate(self, weights: Sequence[int]) -> Option:
         axes: dict[int, Axes] = {
@@ -419,13 +419,16 @@ class Grouping:
         )
 
     def _refused(self, axes: Mapping[int, Axes]) -> str | None:
-        if not any(any(one) for one in axes.values()):
+        if not any(any(weight_axes) for weight_axes in axes.values()):
             return "no weight has such a dimension"
         return self._problem(axes)
 
     def _problem(self, axes: Mapping[int, Axes]) -> str | None:
-        reasons = (self._check(weight, one) for weight, one in axes.items())
-        return next((one for one in reasons if one is not None), None)
+        reasons = (
+            self._check(weight, weight_axes)
+            for weight, weight_axes in axes.items()
+        )
+        return next((reason for reason in reasons if reason is not None), None)
 
     def _finished(
         self, kind: str, weights: Sequence[int], options: list[Option]
@@ -433,59 +436,59 @@ class Grouping:
         """Adds the layouts that also use the batch axis."""
         batch = self._mesh.batch
         if batch is not None and self._mesh.batch_parts > 1:
-            for one in list(options):
-                if one.refused is not None:
+            for option in list(options):
+                if option.refused is not None:
                     continue
-                axes = self._along_batch(one.axes, batch)
+                axes = self._along_batch(option.axes, batch)
                 if axes is None or any(
                     self._check(w, a) is not None for w, a in axes.items()
                 ):
                     continue
-                is_first = one is options[0]
+                is_first = option is options[0]
                 options.append(
                     Option(
                         f"gathered along {batch}"
                         if is_first
-                        else f"{one.name} and {batch}",
+                        else f"{option.name} and {batch}",
                         (
                             "sharded"
                             if is_first
-                            else f"{one.sentence}, and sharded"
+                            else f"{option.sentence}, and sharded"
                         )
                         + f" along the axis of the batch, {batch!r}, along "
                         "which each step gathers it",
                         axes,
-                        one.shared,
+                        option.shared,
                         gathers=True,
                     )
                 )
         unique: dict[tuple[object, ...], Option] = {}
-        for one in options:
-            key = tuple(sorted(one.axes.items())), one.shared is None
-            unique.setdefault(key, one)
+        for option in options:
+            key = tuple(sorted(option.axes.items())), option.shared is None
+            unique.setdefault(key, option)
         return Group(kind, tuple(weights), _with_unique_names(unique.values()))
 
     def _along_batch(
         self, axes: Mapping[int, Axes], batch: str
     ) -> dict[int, Axes] | None:
         """Returns axes with an additional dimension along the batch axis."""
-        found, parts = dict(axes), self._mesh.batch_parts
-        for weight, one in axes.items():
-            if batch in one or len(one) < 2:
+        along_batch, parts = dict(axes), self._mesh.batch_parts
+        for weight, weight_axes in axes.items():
+            if batch in weight_axes or len(weight_axes) < 2:
                 continue
             dims = [
                 d
                 for d, size in enumerate(self._shapes[weight])
-                if one[d] is None and size % parts == 0
+                if weight_axes[d] is None and size % parts == 0
             ]
             if self._is_embedding(weight):
                 dims.reverse()
             for dim in dims:
-                new = (*one[:dim], batch, *one[dim + 1 :])
+                new = (*weight_axes[:dim], batch, *weight_axes[dim + 1 :])
                 if self._check(weight, new) is None:
-                    found[weight] = new
+                    along_batch[weight] = new
                     break
-        return None if found == dict(axes) else found
+        return None if along_batch == dict(axes) else along_batch
 
     def _is_embedding(self, weight: int) -> bool:
         return any(
@@ -495,13 +498,13 @@ class Grouping:
 
 
 def _with_unique_names(options: Iterable[Option]) -> tuple[Option, ...]:
-    found: dict[str, Option] = {}
-    for one in options:
-        name, number = one.name, 2
-        while name in found:
-            name, number = f"{one.name} ({number})", number + 1
-        found[name] = dataclasses.replace(one, name=name)
-    return tuple(found.values())
+    unique: dict[str, Option] = {}
+    for option in options:
+        name, number = option.name, 2
+        while name in unique:
+            name, number = f"{option.name} ({number})", number + 1
+        unique[name] = dataclasses.replace(option, name=name)
+    return tuple(unique.values())
 
 
 _NAMES = {"convolution": ("input channels", "output channels")}

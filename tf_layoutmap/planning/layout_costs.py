@@ -100,22 +100,24 @@ class LayoutCosts:
 
     def memory(self, axes: Mapping[int, Axes]) -> dict[str, int]:
         """Returns the bytes on each device, by part."""
-        found = {"weights": 0, "slot variables": 0, "gradients": 0}
-        for weight, one in axes.items():
-            local = self.local_shape(weight, one)
+        num_bytes = {"weights": 0, "slot variables": 0, "gradients": 0}
+        for weight, weight_axes in axes.items():
+            local = self.local_shape(weight, weight_axes)
             size = math.prod(local) * self._itemsizes[weight]
-            found["weights"] += size
+            num_bytes["weights"] += size
             if self._trainable[weight]:
-                found["slot variables"] += self._slot_bytes(weight, local)
+                num_bytes["slot variables"] += self._slot_bytes(weight, local)
                 # A gradient is computed before it is sharded along the axis of
                 # the batch.
-                found["gradients"] += (
+                num_bytes["gradients"] += (
                     math.prod(
-                        self.local_shape(weight, self._without_batch(one))
+                        self.local_shape(
+                            weight, self._without_batch(weight_axes)
+                        )
                     )
                     * self._itemsizes[weight]
                 )
-        return found
+        return num_bytes
 
     def _without_batch(self, axes: Axes) -> Axes:
         return tuple(None if a == self._mesh.batch else a for a in axes)
@@ -160,7 +162,7 @@ class LayoutCosts:
             if axis is not None and root in self._output_classes:
                 # The loss is reduced over the sharded dimension.
                 collectives += _SUMS_OF_LOSS * self._sum(0, axis)
-        found = {
+        seconds = {
             "compute": compute + more_compute,
             "collectives": collectives + more,
         }
@@ -171,8 +173,8 @@ class LayoutCosts:
                     self.seconds_with_spread(group, option, spread),
                 ):
                     for name, value in part.items():
-                        found[name] += value
-        return found
+                        seconds[name] += value
+        return seconds
 
     def fixed_seconds(self, groups: Sequence[Group]) -> dict[str, float]:
         """Returns the time of elementwise operations that no group contains."""
@@ -268,11 +270,11 @@ class LayoutCosts:
             * self._itemsizes[weight]
         )
         # The gradients of all replicas are summed.
-        found = self._sum(size, batch) if trained else 0.0
+        seconds = self._sum(size, batch) if trained else 0.0
         if batch in axes:
             uses = max(len(self._graph.uses[weight]), 1)
-            found += uses * self._gather(size, batch)
-        return found
+            seconds += uses * self._gather(size, batch)
+        return seconds
 
     def _seconds_of_use(self, use: Use, axes: Axes) -> float:
         """Returns the time of the collectives of one product."""
@@ -281,22 +283,22 @@ class LayoutCosts:
             return self._seconds_of_lookup(op, axes)
         result = self._activation_bytes(op.outputs[0])
         arguments = self._argument_bytes(op)
-        found = 0.0
+        seconds = 0.0
         for dim, axis in enumerate(self._without_batch(axes)):
             if axis is None:
                 continue
             if dim in use.contracted:
-                found += self._sum(result, axis)
+                seconds += self._sum(result, axis)
                 if op.kind == "convolution":
                     # The gradient of the argument is gathered.
-                    found += self._gather(arguments, axis)
+                    seconds += self._gather(arguments, axis)
             elif dim in use.dims:
                 if op.kind == "convolution":
-                    found += self._gather(result, axis)
+                    seconds += self._gather(result, axis)
                 # The gradient of the argument is summed.
                 if self._num_products(use) > 2:
-                    found += self._sum(arguments, axis)
-        return found
+                    seconds += self._sum(arguments, axis)
+        return seconds
 
     def _argument_bytes(self, op: Op) -> float:
         return sum(
@@ -310,21 +312,21 @@ class LayoutCosts:
 
         The rows of all samples are exchanged, not the table.
         """
-        batch, found = self._mesh.batch, 0.0
+        batch, seconds = self._mesh.batch, 0.0
         if not any(axes):
-            return found
+            return seconds
         rows = self._graph.tensors[op.outputs[0]].num_bytes
         model = [a for a in self._without_batch(axes) if a is not None]
         if batch is not None:
             # Ids, and the gradients of the rows.
-            found += self._gather(0, batch) + self._gather(
+            seconds += self._gather(0, batch) + self._gather(
                 rows / self._parts(axes[1:]), batch
             )
             if batch in axes:
-                found += self._gather(rows, batch)
+                seconds += self._gather(rows, batch)
         if model and (axes[0] in model or self._is_along_batch(axes)):
-            found += self._sum(rows / self._parts(axes[1:]), model[0])
-        return found
+            seconds += self._sum(rows / self._parts(axes[1:]), model[0])
+        return seconds
 
     def _is_along_batch(self, axes: Axes) -> bool:
         return self._mesh.batch is not None and self._mesh.batch in axes
@@ -337,7 +339,7 @@ class LayoutCosts:
 
         The axis of the batch is not included.
         """
-        found: dict[Dim, str] = {}
+        sharded: dict[Dim, str] = {}
         for weight in group.weights:
             if self._is_table(weight) and self._is_along_batch(
                 option.axes[weight]
@@ -354,8 +356,8 @@ class LayoutCosts:
                         continue
                     if dim in use.contracted or dim in use.dims:
                         root = self._graph.class_of_weight(weight, dim)
-                        found[root] = axis
-        return found
+                        sharded[root] = axis
+        return sharded
 
     def spread(self, group: Group, option: Option) -> set[Spread]:
         """Returns the classes that an option shards outside of the group.
@@ -368,9 +370,9 @@ class LayoutCosts:
           Pairs of a class of dimensions and a mesh axis.
         """
         return {
-            one
-            for one in self._spread(group, option)
-            if not self._is_internal(one, group)
+            spread
+            for spread in self._spread(group, option)
+            if not self._is_internal(spread, group)
         }
 
     def _spread(self, group: Group, option: Option) -> set[Spread]:
@@ -486,16 +488,20 @@ class LayoutCosts:
 
     def _classes_of(self, group: Group) -> set[Dim]:
         """Returns the classes whose elementwise operations a group contains."""
-        found = {one.shared for one in group.options if one.shared is not None}
+        classes = {
+            option.shared
+            for option in group.options
+            if option.shared is not None
+        }
         for weight in group.weights:
             for use in self._graph.uses[weight]:
-                found.update(
+                classes.update(
                     root
                     for dim in use.dims
                     for root in [self._graph.class_of_weight(weight, dim)]
                     if root in self._output_classes
                 )
-        return found
+        return classes
 
     def _find_work(self) -> None:
         """Computes the bytes that elementwise operations copy, by class.
@@ -506,7 +512,7 @@ class LayoutCosts:
         graph = self._graph
         consumed = {t for op in graph.ops for t in op.inputs}
         self._depends_on_weights = [
-            one.weight is not None for one in graph.tensors
+            tensor.weight is not None for tensor in graph.tensors
         ]
         self._work: dict[Dim, float] = {}
         self._output_classes: set[Dim] = set()
@@ -520,7 +526,11 @@ class LayoutCosts:
                 is_output = tensor not in consumed
                 classes = [graph.class_of(tensor, d) for d in range(rank)]
                 root = next(
-                    (one for one in classes if one in self._shared_roots),
+                    (
+                        dim_class
+                        for dim_class in classes
+                        if dim_class in self._shared_roots
+                    ),
                     classes[-1],
                 )
                 if is_output:
@@ -547,15 +557,19 @@ class LayoutCosts:
           the time of collectives.
         """
         graph = self._graph
-        roots = {one.shared for one in group.options if one.shared is not None}
+        roots = {
+            option.shared
+            for option in group.options
+            if option.shared is not None
+        }
         if not roots:
             return 0.0, 0.0
         axis = None
         if option.shared is not None:
             axis = next(
                 a
-                for one in option.axes.values()
-                for a in self._without_batch(one)
+                for weight_axes in option.axes.values()
+                for a in self._without_batch(weight_axes)
                 if a is not None
             )
         compute, collectives = 0.0, 0.0

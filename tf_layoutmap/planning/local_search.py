@@ -47,7 +47,7 @@ def _distinct_devices(problem: Problem, allowed: list[list[int]]) -> list[int]:
         for item, choices in zip(problem.items, allowed)
         for choice in choices
     ):
-        return [min(devices, key=lambda one: problem.budgets[one])]
+        return [min(devices, key=lambda device: problem.budgets[device])]
     return list(devices)
 
 
@@ -61,22 +61,22 @@ class Search:
     def __init__(self, problem: Problem, allowed: list[list[int]]):
         self.devices = _distinct_devices(problem, allowed)
         self.num_devices = len(self.devices)
-        index_of = {one: index for index, one in enumerate(self.devices)}
+        index_of = {device: index for index, device in enumerate(self.devices)}
         self.budgets = np.asarray(
-            [problem.budgets[one] for one in self.devices], np.int64
+            [problem.budgets[device] for device in self.devices], np.int64
         )
         rows: list[tuple[list[_Column], int]] = []
         for index, (item, choices) in enumerate(zip(problem.items, allowed)):
             table: list[_Column] = []
             for choice in choices:
-                one = item.choices[choice]
+                item_choice = item.choices[choice]
                 table.append(
                     (
-                        sum(one.memory.values()),
-                        _units(math.fsum(one.seconds.values())),
+                        sum(item_choice.memory.values()),
+                        _units(math.fsum(item_choice.seconds.values())),
                         tuple(
                             index_of[device]
-                            for device in devices_of(one, problem)
+                            for device in devices_of(item_choice, problem)
                             if device in index_of
                         ),
                         choice,
@@ -111,11 +111,13 @@ class Search:
             for memory, load, devices, choice in table:
                 self.memory[column, list(devices)] = memory
                 self.load[column, list(devices)] = load
-                one = problem.items[self.order[position]].choices[choice]
+                item_choice = problem.items[self.order[position]].choices[
+                    choice
+                ]
                 for number, name in enumerate(shared, self.num_devices):
-                    self.load[column, number] = name in one.causes
+                    self.load[column, number] = name in item_choice.causes
                     self.load[column, number + len(shared)] = _units(
-                        math.fsum(one.seconds_if.get(name, {}).values())
+                        math.fsum(item_choice.seconds_if.get(name, {}).values())
                     )
                 self.item_of[column] = position
                 self.choice_of_column[column] = choice
@@ -154,13 +156,13 @@ class Search:
             best, fits = self._enumerated()
         else:
             best, fits = self._searched()
-        found = [0] * len(self.order)
+        selected = [0] * len(self.order)
         for position, column in zip(self.order, best):
-            found[position] = column
+            selected[position] = column
         if not fits:
-            self.least_excess = found
+            self.least_excess = selected
             return None
-        return found
+        return selected
 
     def _least_load(self) -> float:
         """Returns a lower bound of the time of the slowest device."""
@@ -175,8 +177,8 @@ class Search:
         mean = first.mean() + sum(self._least_sums(values)) / self.num_devices
         largest = max(
             (
-                float((values[_part(one)] + first).max(-1).min())
-                for one in self.columns
+                float((values[_part(column_range)] + first).max(-1).min())
+                for column_range in self.columns
             ),
             default=0.0,
         )
@@ -250,7 +252,9 @@ class Search:
                 -1, self.load.shape[-1]
             )
         index = _argmin(len(memory), self._keys(memory, load))
-        best = np.unravel_index(index, [len(one) for one in self.columns] or 1)
+        best = np.unravel_index(
+            index, [len(column_range) for column_range in self.columns] or 1
+        )
         chosen = (
             [columns[int(i)] for columns, i in zip(self.columns, best)]
             if self.columns
@@ -300,7 +304,9 @@ class Search:
         values = self.load[:, : self.num_devices] if weight < 1 else self.memory
         order = sorted(
             range(len(self.columns)),
-            key=lambda one: -int(values[_part(self.columns[one])].max()),
+            key=lambda position: (
+                -int(values[_part(self.columns[position])].max())
+            ),
         )
         rest_load, rest_memory = sum(later_load), sum(later_memory)
         for position in order:
@@ -401,8 +407,8 @@ class Search:
                 order = np.argsort(effect, kind="stable")
                 return order[columns[self.item_of[order]] != order]
         gain = effect[columns[self.item_of]] - effect
-        found = np.flatnonzero(gain > 0)
-        return found[np.argsort(-gain[found], kind="stable")]
+        improving = np.flatnonzero(gain > 0)
+        return improving[np.argsort(-gain[improving], kind="stable")]
 
     def _best_move(
         self, columns: np.ndarray, memory: np.ndarray, load: np.ndarray

@@ -37,11 +37,11 @@ def preferred_first(
 ['b/query/kernel', 'query.kernel']]
     """
     count = Counter(name for several in names for name in {*several})
-    found: list[list[str]] = []
+    ordered: list[list[str]] = []
     for several in names:
         first = min(several, key=lambda name: (count[name] > 1, "/" in name))
-        found.append([first, *(name for name in several if name != first)])
-    return found
+        ordered.append([first, *(name for name in several if name != first)])
+    return ordered
 
 
 def keys_of_roles(
@@ -58,10 +58,10 @@ def keys_of_roles(
       A dict from the weight to a key. Weights of the same role share a key, if
       there is a short key that matches no other weight.
     """
-    found: dict[int, str] = {}
+    keys: dict[int, str] = {}
     for weights in roles:
-        found.update(_keys(weights, names))
-    return found
+        keys.update(_keys(weights, names))
+    return keys
 
 
 def _keys(
@@ -122,8 +122,9 @@ def _pattern(
     # The last segments of the name, if they are the same in all names.
     common = 0
     while all(
-        len(one) > common and one[-1 - common] == split[0][-1 - common]
-        for one in split
+        len(segments) > common
+        and segments[-1 - common] == split[0][-1 - common]
+        for segments in split
     ):
         common += 1
     # The name of a weight alone, such as "kernel", is not a readable key.
@@ -212,9 +213,9 @@ def name_of_item(names: Sequence[Sequence[str]]) -> str:
     Args:
       names: Names of the weights of each of the repeated groups.
     """
-    prefixes = [_common([n.split(".")[:-1] for n in one]) for one in names]
+    prefixes = [_common([n.split(".")[:-1] for n in group]) for group in names]
     first = prefixes[0]
-    if any(len(one) != len(first) for one in prefixes):
+    if any(len(prefix) != len(first) for prefix in prefixes):
         return ".".join(first) or names[0][0]
     joined = [
         segments[0] if len({*segments}) == 1 else _starred(segments)

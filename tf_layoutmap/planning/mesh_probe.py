@@ -85,7 +85,9 @@ def _group_sizes(num_devices: int) -> list[int]:
     """
     smaller = [2**i for i in range(1, num_devices.bit_length())]
     return [num_devices] + [
-        one for one in smaller if one < num_devices and num_devices % one == 0
+        size
+        for size in smaller
+        if size < num_devices and num_devices % size == 0
     ]
 
 
@@ -149,8 +151,8 @@ def _ones(
     """Returns a tensor of ones; without `specs`, it is replicated."""
     layout = dtensor.Layout(
         [
-            dtensor.UNSHARDED if one is None else one
-            for one in specs or [None] * len(shape)
+            dtensor.UNSHARDED if axis is None else axis
+            for axis in specs or [None] * len(shape)
         ],
         mesh,
     )

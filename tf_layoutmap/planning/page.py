@@ -138,7 +138,7 @@ def page(plan: Any) -> str:
     heading = html.escape(title(plan))
     times = _colors(_part_names(seconds))
     sizes = _colors(_part_names(memory))
-    boxes = "".join(_box(plan, one, sizes, times) for one in _groups(plan))
+    boxes = "".join(_box(plan, group, sizes, times) for group in _groups(plan))
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in plan.notes)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -254,12 +254,12 @@ def _shapes(item: Any) -> str:
 def _stored(plan: Any, device: int) -> list[tuple[str, int]]:
     """Returns the items on a device and their bytes, the largest first."""
     solution = plan.solution
-    found: list[tuple[str, int]] = []
+    items: list[tuple[str, int]] = []
     for item in solution.problem.items:
         choice = solution.choice_of(item)
         if device in devices_of(choice, solution.problem):
-            found.append((item.name, sum(choice.memory.values())))
-    return sorted(found, key=lambda one: -one[1])
+            items.append((item.name, sum(choice.memory.values())))
+    return sorted(items, key=lambda entry: -entry[1])
 
 
 def _groups(plan: Any) -> list[list[int]]:
@@ -277,7 +277,7 @@ def _groups(plan: Any) -> list[list[int]]:
 
 
 def _name(plan: Any, devices: Sequence[int]) -> str:
-    names = [plan.solution.problem.devices[one] for one in devices]
+    names = [plan.solution.problem.devices[device] for device in devices]
     if len(names) == 1:
         return names[0]
     if len(names) == len(plan.solution.problem.devices):
@@ -291,7 +291,7 @@ def _part_names(devices: Sequence[Mapping[str, float]]) -> list[str]:
     """Returns the parts that are not 0 on all devices, in their first order."""
     return list(
         dict.fromkeys(
-            part for one in devices for part, value in one.items() if value
+            part for parts in devices for part, value in parts.items() if value
         )
     )
 

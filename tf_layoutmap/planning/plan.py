@@ -313,7 +313,7 @@ class Plan(partition.PartitionerByName):
             if self.target.kind != "mesh"
             else {
                 "kind": "mesh",
-                "axes": [list(one) for one in self.target.sizes.items()],
+                "axes": [list(axis) for axis in self.target.sizes.items()],
             },
             "step_seconds": self.step_seconds,
             "devices": [
@@ -346,7 +346,9 @@ class Plan(partition.PartitionerByName):
                         for name, shape in item.weights.items()
                     },
                     "selected": self.solution.selected[item.name],
-                    "choices": [_choice_dict(one) for one in item.choices],
+                    "choices": [
+                        _choice_dict(choice) for choice in item.choices
+                    ],
                 }
                 for item in problem.items
             ],
@@ -377,21 +379,22 @@ class Plan(partition.PartitionerByName):
         kind = target.pop("kind")
         items = tuple(
             Item(
-                name=one["name"],
-                kind=one["kind"],
+                name=item["name"],
+                kind=item["kind"],
                 weights={
-                    name: tuple(shape) for name, shape in one["weights"].items()
+                    name: tuple(shape)
+                    for name, shape in item["weights"].items()
                 },
-                choices=tuple(map(_choice_of, one["choices"])),
-                keys=dict(one["keys"]),
-                quantity=one["quantity"],
-                amount=one["amount"],
+                choices=tuple(map(_choice_of, item["choices"])),
+                keys=dict(item["keys"]),
+                quantity=item["quantity"],
+                amount=item["amount"],
             )
-            for one in values["items"]
+            for item in values["items"]
         )
         problem = Problem(
-            tuple(one["name"] for one in values["devices"]),
-            tuple(one["budget"] for one in values["devices"]),
+            tuple(device["name"] for device in values["devices"]),
+            tuple(device["budget"] for device in values["devices"]),
             items,
             dict(values["fixed_memory"]),
             dict(values["fixed_seconds"]),
@@ -403,7 +406,7 @@ class Plan(partition.PartitionerByName):
         return cls(
             Solution(
                 problem,
-                {one["name"]: one["selected"] for one in values["items"]},
+                {item["name"]: item["selected"] for item in values["items"]},
                 dict(values["pins"]),
             ),
             Target(kind, dict(target.get("axes", target.items()))),
@@ -463,23 +466,23 @@ class Plan(partition.PartitionerByName):
 
 
 def _choice_dict(choice: Choice) -> dict[str, Any]:
-    found = {
+    values = {
         field.name: getattr(choice, field.name)
         for field in dataclasses.fields(choice)
         if getattr(choice, field.name) != field.default
     }
-    found["memory"] = dict(choice.memory)
-    found["seconds"] = dict(choice.seconds)
-    found["layouts"] = {
+    values["memory"] = dict(choice.memory)
+    values["seconds"] = dict(choice.seconds)
+    values["layouts"] = {
         name: list(axes) for name, axes in choice.layouts.items()
     }
-    found["causes"] = list(choice.causes)
-    found["seconds_if"] = {
+    values["causes"] = list(choice.causes)
+    values["seconds_if"] = {
         name: dict(parts) for name, parts in choice.seconds_if.items()
     }
     if choice.devices is not None:
-        found["devices"] = list(choice.devices)
-    return found
+        values["devices"] = list(choice.devices)
+    return values
 
 
 def _choice_of(values: Mapping[str, Any]) -> Choice:

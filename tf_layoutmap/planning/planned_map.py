@@ -18,14 +18,14 @@ def keys_and_axes(
     problem: Problem, selected: Mapping[str, str]
 ) -> dict[str, Axes]:
     """Returns the entries of the layout map of the selected choices."""
-    found: dict[str, Axes] = {}
+    entries: dict[str, Axes] = {}
     for item in problem.items:
         for weight, axes in choice_named(
             item, selected[item.name]
         ).layouts.items():
             if any(axes):
-                found[item.keys[weight]] = axes
-    return found
+                entries[item.keys[weight]] = axes
+    return entries
 
 
 def layout_map_of(plan: Any, mesh: Any = None) -> LayoutMap:
@@ -46,8 +46,8 @@ def layout_map_of(plan: Any, mesh: Any = None) -> LayoutMap:
             list(sizes.items()), devices=[d.upper() for d in devices]
         )
     plan.check_mesh(device_mesh.axis_sizes(mesh))
-    found = LayoutMap(device_mesh.to_dtensor_mesh(mesh))
+    layout_map = LayoutMap(device_mesh.to_dtensor_mesh(mesh))
     solution = plan.solution
     for key, axes in keys_and_axes(solution.problem, solution.selected).items():
-        found[key] = axes
-    return found
+        layout_map[key] = axes
+    return layout_map

@@ -60,16 +60,16 @@ def machine(
     with _lock:
         devices = _mesh_devices(num_devices)
         key = machine_costs.machine_name() + ", " + _devices_name(devices)
-        found = machine_costs.read_cache(where, key)
-        if found is None:
-            found = _measured_in_thread(devices)
+        costs = machine_costs.read_cache(where, key)
+        if costs is None:
+            costs = _measured_in_thread(devices)
             try:
                 files.make_parent(where)
-                text = machine_costs.cache_text(where, key, found)
+                text = machine_costs.cache_text(where, key, costs)
                 files.write_text(where, text)
             except OSError:
                 pass
-        return found
+        return costs
 
 
 def _measured_in_thread(devices: Sequence[str]) -> MachineCosts:
@@ -183,21 +183,21 @@ def _rows(deadline: float) -> tuple[dict[int, float], float, float]:
 
 def _ascending(row_seconds: dict[int, float]) -> dict[int, float]:
     """Returns the times in the order of sizes, without decreasing times."""
-    found: dict[int, float] = {}
+    ascending: dict[int, float] = {}
     largest = 0.0
     for size, seconds in sorted(row_seconds.items()):
-        largest = found[size] = max(largest, seconds)
-    return found
+        largest = ascending[size] = max(largest, seconds)
+    return ascending
 
 
 def _seconds_per_table() -> float:
     """Returns the time of another table in a step, with 16 ids."""
     ids = [np.arange(16)] * (2 * _STEPS)
-    one, several = (
+    single, several = (
         _step_seconds(_step_of_tables(64, 8, count), ids)
         for count in (1, 1 + _MORE_TABLES)
     )
-    return max((several - one) / _MORE_TABLES, 1e-6)
+    return max((several - single) / _MORE_TABLES, 1e-6)
 
 
 def _step_of_tables(
@@ -227,19 +227,21 @@ def _step_of_tables(
     def step(ids: tf.Tensor) -> tf.Tensor:
         embedding.enqueue([ids] * count)
         activations = embedding.dequeue()
-        embedding.apply_gradients([one + 1.0 for one in activations])
+        embedding.apply_gradients(
+            [activation + 1.0 for activation in activations]
+        )
         return tf.reduce_sum(activations[0][:1])
 
     return step
 
 
 def _step_seconds(step: Callable[[Any], Any], batches: Sequence[Any]) -> float:
-    tensors = [tf.constant(one, tf.int64) for one in batches]
+    tensors = [tf.constant(batch, tf.int64) for batch in batches]
     step(tensors[0]).numpy()
     seconds = []
-    for one in tensors[1:]:
+    for ids in tensors[1:]:
         start = time.perf_counter()
-        step(one).numpy()
+        step(ids).numpy()
         seconds.append(time.perf_counter() - start)
     return min(seconds)
 
@@ -254,22 +256,22 @@ def _mesh_devices(num_devices: int | None = None) -> list[str]:
       num_devices: Number of devices of the mesh; None for all devices.
     """
     for kind in ("GPU", "CPU"):
-        found = [
-            one.name
-            for one in tf.config.list_logical_devices(kind)
-            if "/job:localhost/" in one.name or "/job:" not in one.name
+        names = [
+            device.name
+            for device in tf.config.list_logical_devices(kind)
+            if "/job:localhost/" in device.name or "/job:" not in device.name
         ]
-        found = found[:num_devices]
-        if len(found) > 1:
-            return found
+        names = names[:num_devices]
+        if len(names) > 1:
+            return names
     return []
 
 
 def _server_devices() -> list[str]:
     return [
-        one.name
-        for one in tf.config.list_logical_devices("CPU")
-        if "/job:ps/" in one.name
+        device.name
+        for device in tf.config.list_logical_devices("CPU")
+        if "/job:ps/" in device.name
     ]
 
 
@@ -295,11 +297,11 @@ def _remote_costs(devices: Sequence[str]) -> tuple[float, float]:
 
     @tf.function
     def send_to_all(tensor: tf.Tensor) -> tf.Tensor:
-        found = []
+        sent = []
         for device in devices:
             with tf.device(device):
-                found.append(tensor + 1.0)
-        return tf.add_n(found)
+                sent.append(tensor + 1.0)
+        return tf.add_n(sent)
 
     small = tf.zeros([small_size])
     large = tf.zeros([large_size])
@@ -322,14 +324,14 @@ def _sharing(devices: Sequence[str]) -> float:
     def seconds_on(used: Sequence[str]) -> float:
         @tf.function
         def work(value: tf.Tensor) -> tf.Tensor:
-            found = []
+            results = []
             for device in used:
                 with tf.device(device):
                     x = tf.fill([_COPIED_BYTES // 4], value)
                     for _ in range(4):
                         x = tf.sin(x)
-                    found.append(x[0])
-            return tf.add_n(found)
+                    results.append(x[0])
+            return tf.add_n(results)
 
         return _best(lambda: work(tf.constant(0.5)).numpy())
 
@@ -343,13 +345,13 @@ def _loopback_costs() -> tuple[float, float]:
         threading.Thread(
             target=_echo, args=[listener, num_bytes], daemon=True
         ).start()
-        with socket.create_connection(listener.getsockname(), 5) as one:
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with socket.create_connection(listener.getsockname(), 5) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             small, large = b"x", bytes(num_bytes)
 
             def call(message: bytes) -> None:
-                one.sendall(len(message).to_bytes(8, "big") + message)
-                one.recv(1)
+                connection.sendall(len(message).to_bytes(8, "big") + message)
+                connection.recv(1)
 
             latency = _best(lambda: call(small), 20)
             seconds = _best(lambda: call(large), 3)

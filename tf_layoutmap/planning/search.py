@@ -61,21 +61,21 @@ class Solution:
 
     def memory(self) -> list[dict[str, int]]:
         """Returns the bytes on each device, by part."""
-        return [dict(one) for one in self._memory]
+        return [dict(parts) for parts in self._memory]
 
     def seconds(self) -> list[dict[str, float]]:
         """Returns the predicted time per step on each device, by part."""
-        return [dict(one) for one in self._seconds]
+        return [dict(parts) for parts in self._seconds]
 
     @functools.cached_property
     def total_memory(self) -> tuple[int, ...]:
         """Bytes on each device."""
-        return tuple(sum(one.values()) for one in self._memory)
+        return tuple(sum(parts.values()) for parts in self._memory)
 
     @functools.cached_property
     def total_seconds(self) -> tuple[float, ...]:
         """Predicted time per step on each device."""
-        return tuple(math.fsum(one.values()) for one in self._seconds)
+        return tuple(math.fsum(parts.values()) for parts in self._seconds)
 
     @functools.cached_property
     def step_seconds(self) -> float:
@@ -94,30 +94,30 @@ class Solution:
 
     @functools.cached_property
     def _seconds(self) -> list[dict[str, float]]:
-        found = self._parts("seconds", self.problem.fixed_seconds)
-        for one, count in zip(found, self.items_per_device):
+        seconds = self._parts("seconds", self.problem.fixed_seconds)
+        for parts, count in zip(seconds, self.items_per_device):
             if count:
-                _add(one, self.problem.use_seconds)
+                _add(parts, self.problem.use_seconds)
         shared = self._shared_seconds()
-        for one in found:
-            _add(one, shared)
-        return found
+        for parts in seconds:
+            _add(parts, shared)
+        return seconds
 
     @functools.cached_property
     def items_per_device(self) -> tuple[int, ...]:
         """Number of items that each device stores."""
-        found = [0] * len(self.problem.devices)
+        counts = [0] * len(self.problem.devices)
         for item in self.problem.items:
             for device in devices_of(self.choice_of(item), self.problem):
-                found[device] += 1
-        return tuple(found)
+                counts[device] += 1
+        return tuple(counts)
 
     def _shared_seconds(self) -> dict[str, float]:
         """Returns the time of the shared costs that occur, by part."""
-        found: dict[str, float] = {}
+        total: dict[str, float] = {}
         for seconds in self.shared_costs.values():
-            _add(found, seconds)
-        return found
+            _add(total, seconds)
+        return total
 
     @functools.cached_property
     def shared_costs(self) -> dict[str, dict[str, float]]:
@@ -125,28 +125,30 @@ class Solution:
         if not self.problem.shared_costs:
             return {}
         choices = [self.choice_of(item) for item in self.problem.items]
-        causes = {name for one in choices for name in one.causes}
-        found: dict[str, dict[str, float]] = {}
+        causes = {name for choice in choices for name in choice.causes}
+        costs: dict[str, dict[str, float]] = {}
         for name, seconds in self.problem.shared_costs.items():
             if name not in causes:
                 continue
             cost = dict(seconds)
-            for one in choices:
-                _add(cost, one.seconds_if.get(name, {}))
+            for choice in choices:
+                _add(cost, choice.seconds_if.get(name, {}))
             if math.fsum(cost.values()) > 0:
-                found[name] = cost
-        return found
+                costs[name] = cost
+        return costs
 
     def _parts(self, attribute: str, fixed: Mapping[str, Any]) -> list[Any]:
-        found: list[dict[str, Any]] = [
+        by_device: list[dict[str, Any]] = [
             dict(fixed) for _ in self.problem.devices
         ]
         for item in self.problem.items:
             choice = self.choice_of(item)
             for device in devices_of(choice, self.problem):
                 for part, value in getattr(choice, attribute).items():
-                    found[device][part] = found[device].get(part, 0) + value
-        return found
+                    by_device[device][part] = (
+                        by_device[device].get(part, 0) + value
+                    )
+        return by_device
 
 
 def _add(total: dict[str, float], parts: Mapping[str, float]) -> None:
@@ -156,7 +158,7 @@ def _add(total: dict[str, float], parts: Mapping[str, float]) -> None:
 
 def choice_named(item: Item, name: str) -> Choice:
     """Returns the choice of an item with this name."""
-    return next(one for one in item.choices if one.name == name)
+    return next(choice for choice in item.choices if choice.name == name)
 
 
 def solve(
@@ -278,12 +280,14 @@ def _allowed(item: Item, pin: str | None) -> list[int]:
         if pin is None or matches(choice, pin)
     ]
     if not matching:
-        names = list(dict.fromkeys(one.name for one in item.choices))
+        names = list(dict.fromkeys(choice.name for choice in item.choices))
         raise ValueError(
             f"Argument `pins` must contain a choice of {item.name!r}, one of "
             f"{names}, or the first word of its name. Received: {pin!r}."
         )
-    allowed = [one for one in matching if item.choices[one].refused is None]
+    allowed = [
+        index for index in matching if item.choices[index].refused is None
+    ]
     if not allowed:
         refused = item.choices[matching[0]]
         raise ValueError(
@@ -331,13 +335,15 @@ def _does_not_fit(
         if device in devices_of(choice, problem)
     ]
     if stored:
-        size, name, sentence = max(stored, key=lambda one: one[0])
+        size, name, sentence = max(stored, key=lambda entry: entry[0])
         sentences.append(
             f"The largest item there is {name!r}, which needs {size:,} bytes "
             f"{sentence}."
         )
     part, fixed = max(
-        problem.fixed_memory.items(), key=lambda one: one[1], default=("", 0)
+        problem.fixed_memory.items(),
+        key=lambda entry: entry[1],
+        default=("", 0),
     )
     if fixed > max(stored, default=(0,))[0]:
         sentences.append(

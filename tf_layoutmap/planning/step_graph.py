@@ -101,26 +101,26 @@ def reshaped_dims(
     >>> reshaped_dims((8, 6), (8, 1, 2, 3))
     [(0, 0), (1, 2)]
     """
-    one = [d for d, size in enumerate(before) if size != 1]
-    two = [d for d, size in enumerate(after) if size != 1]
+    left_dims = [d for d, size in enumerate(before) if size != 1]
+    right_dims = [d for d, size in enumerate(after) if size != 1]
     pairs: list[tuple[int, int]] = []
     i = j = 0
-    while i < len(one) and j < len(two):
-        left, right = before[one[i]], after[two[j]]
+    while i < len(left_dims) and j < len(right_dims):
+        left, right = before[left_dims[i]], after[right_dims[j]]
         if not left or not right:
             break
         if left % right == 0 or right % left == 0:
-            pairs.append((one[i], two[j]))
+            pairs.append((left_dims[i], right_dims[j]))
         i, j = i + 1, j + 1
         while left != right:
             if left < right:
-                if i == len(one):
+                if i == len(left_dims):
                     return pairs
-                left, i = left * before[one[i]], i + 1
+                left, i = left * before[left_dims[i]], i + 1
             else:
-                if j == len(two):
+                if j == len(right_dims):
                     return pairs
-                right, j = right * after[two[j]], j + 1
+                right, j = right * after[right_dims[j]], j + 1
     return pairs
 
 
@@ -201,12 +201,12 @@ class StepGraph:
             for (i, dim), (j, other) in op.contracted:
                 self._join((op.inputs[i], dim), (op.inputs[j], other))
 
-    def _join(self, one: Dim, two: Dim) -> None:
-        one, two = self._root(one), self._root(two)
-        if one != two:
+    def _join(self, left: Dim, right: Dim) -> None:
+        left, right = self._root(left), self._root(right)
+        if left != right:
             # The smaller pair is the representative, so that the result does
             # not depend on the order of the operations.
-            self._parents[max(one, two)] = min(one, two)
+            self._parents[max(left, right)] = min(left, right)
 
     def _root(self, dim: Dim) -> Dim:
         while dim in self._parents:
@@ -259,9 +259,9 @@ class StepGraph:
 
     def _collect_op(self, number: int, op: Op, origins: dict[int, int]) -> None:
         values = [self._values.get(t) for t in op.inputs]
-        found = [(i, v) for i, v in enumerate(values) if v is not None]
+        weights = [(i, v) for i, v in enumerate(values) if v is not None]
         if op.kind in ("product", "convolution", "lookup"):
-            for i, (weight, dims) in found:
+            for i, (weight, dims) in weights:
                 if op.kind == "lookup" and i:
                     self.other_uses[weight].append(number)
                     continue
@@ -290,21 +290,21 @@ class StepGraph:
             for t in op.inputs
             if self.is_activation[t] and self.tensors[t].shape
         ]
-        if not found:
+        if not weights:
             if len(activations) == 1 and len(op.outputs) == 1:
                 if activations[0] in origins and is_view(self, op):
                     origins[op.outputs[0]] = origins[activations[0]]
             return
-        if not activations and len(found) == 1 and len(op.outputs) == 1:
+        if not activations and len(weights) == 1 and len(op.outputs) == 1:
             # A view of a weight, such as a cast or a transposition.
-            i, (weight, dims) = found[0]
+            i, (weight, dims) = weights[0]
             out = {
                 o: dims[d] for (k, d), (_, o) in op.same if k == i and d in dims
             }
             if is_view(self, op):
                 self._values[op.outputs[0]] = weight, out
                 return
-        for _, (weight, _) in found:
+        for _, (weight, _) in weights:
             self.other_uses[weight].append(number)
             if op.kind == "sum" and len(activations) == 1:
                 source = origins.get(activations[0])
@@ -317,7 +317,7 @@ class StepGraph:
 
         Products of the products are not included.
         """
-        found: list[frozenset[int]] = [frozenset()] * len(self.tensors)
+        sources_of: list[frozenset[int]] = [frozenset()] * len(self.tensors)
         used: dict[int, set[int]] = {}
         for weight, uses in enumerate(self.uses):
             for use in uses:
@@ -326,10 +326,12 @@ class StepGraph:
             if op.kind in ("product", "convolution", "lookup"):
                 sources = frozenset(used.get(number, ()))
             else:
-                sources = frozenset[int]().union(*(found[t] for t in op.inputs))
+                sources = frozenset[int]().union(
+                    *(sources_of[t] for t in op.inputs)
+                )
             for tensor in op.outputs:
-                found[tensor] = sources
-        return found
+                sources_of[tensor] = sources
+        return sources_of
 
     def scores(self, root: Dim) -> set[int]:
         """Returns the weights that products of activations connect.
@@ -341,7 +343,7 @@ class StepGraph:
           The weights from whose products the operands are computed; empty if no
           product of two activations has a dimension of the class.
         """
-        found: set[int] = set()
+        weights: set[int] = set()
         for op in self.ops:
             activations = [t for t in op.inputs if self.is_activation[t]]
             if (
@@ -354,8 +356,8 @@ class StepGraph:
                 )
             ):
                 for tensor in activations:
-                    found |= self._sources[tensor]
-        return found
+                    weights |= self._sources[tensor]
+        return weights
 
     def rows_and_columns(
         self, root: Dim

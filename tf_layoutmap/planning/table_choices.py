@@ -108,10 +108,12 @@ def largest_shard(
     )
     if settings.has_sketch:
         _, depth, cells = bucket_layout.sketch_shape(settings.num_buckets)
-        own = segments
+        own_segments = segments
         if by_segment:
-            own = partition.RowPartition.div(segments, num_shards).sizes[0]
-        keys += own * (depth * cells + 8)
+            own_segments = partition.RowPartition.div(
+                segments, num_shards
+            ).sizes[0]
+        keys += own_segments * (depth * cells + 8)
     return TableShard(num_shards, rows * row, rows * slot_row + counter, keys)
 
 
@@ -495,7 +497,9 @@ def suggestions(
       pins: The pins of the plan.
     """
     if kind != "process":
-        number = search.fewest(lambda one: problem_of(spec, one), count, pins)
+        number = search.fewest(
+            lambda number: problem_of(spec, number), count, pins
+        )
         if number is not None:
             yield f"{number} {kind} (num_{kind}={number})"
     per_row = (optimizer_specs.SlotSpec("accumulators", 0.0, True),)
@@ -505,21 +509,21 @@ def suggestions(
         ('16-bit rows (table_dtypes="bfloat16")', with_16_bits),
         (
             "the optimizer tlm.optimizers.RowwiseAdagrad",
-            lambda one: with_slots(one, per_row),
+            lambda table: with_slots(table, per_row),
         ),
-        ("the optimizer SGD", lambda one: with_slots(one, ())),
+        ("the optimizer SGD", lambda table: with_slots(table, ())),
     ]
-    found = False
+    has_suggestion = False
     for sentence, change in changes:
         changed = change(spec)
         if _num_bytes(changed) < _num_bytes(spec) and search.fits(
             problem_of(changed, count), pins
         ):
-            found = True
+            has_suggestion = True
             yield sentence
     both = with_16_bits(with_slots(spec, ()))
     if (
-        not found
+        not has_suggestion
         and _num_bytes(both) < _num_bytes(spec)
         and search.fits(problem_of(both, count), pins)
     ):

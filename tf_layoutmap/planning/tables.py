@@ -125,7 +125,7 @@ def plan_spec(
         ),
     )
     notes = [workload.note]
-    untrained = [one.name for one in spec.tables if one.optimizer is None]
+    untrained = [table.name for table in spec.tables if table.optimizer is None]
     if untrained:
         notes.append(
             "The bytes contain no slot variables for tables without an "
@@ -200,10 +200,14 @@ def read_workload(
             )
         )
     missing = [
-        one.name for one in spec.tables if one.name not in report["tables"]
+        table.name
+        for table in spec.tables
+        if table.name not in report["tables"]
     ]
     missing += [
-        one.name for one in spec.features if one.name not in report["features"]
+        feature.name
+        for feature in spec.features
+        if feature.name not in report["features"]
     ]
     if missing or not report["num_batches"]:
         raise ValueError(
@@ -212,13 +216,13 @@ def read_workload(
             f"report of {report['num_batches']} batches"
             + (f" without {missing[0]!r}." if missing else ".")
         )
-    found = _reported_lookups(spec, report, batch_size)
+    lookups = _reported_lookups(spec, report, batch_size)
     size = batch_size or round(
-        max(one["num_samples"] for one in report["features"].values())
+        max(counts["num_samples"] for counts in report["features"].values())
         / report["num_batches"]
     )
     return Workload(
-        found,
+        lookups,
         f"The plan assumes batches of {size:,} samples, with the numbers of "
         f"unique rows from a report of {report['num_batches']:,} batches.",
     )
@@ -239,7 +243,9 @@ def _uniform_lookups(
     """Returns the workload of one uniformly distributed id per position."""
     table = spec.tables[index]
     count = batch_size * sum(
-        _positions(one) for one in spec.features if one.table == index
+        _positions(feature)
+        for feature in spec.features
+        if feature.table == index
     )
     # The expected number of distinct values of `count` draws.
     unique = -table.num_rows * math.expm1(
@@ -256,7 +262,7 @@ def _reported_lookups(
     batch_size: int | None,
 ) -> tuple[Lookups, ...]:
     batches = report["num_batches"]
-    found = []
+    lookups = []
     for index, table in enumerate(spec.tables):
         features = [
             (feature, report["features"][feature.name])
@@ -264,12 +270,12 @@ def _reported_lookups(
             if feature.table == index
         ]
         counted = report["tables"][table.name]
-        ids = sum(one["num_ids"] for _, one in features) / batches
-        samples = max(one["num_samples"] for _, one in features) / batches
+        ids = sum(counts["num_ids"] for _, counts in features) / batches
+        samples = max(counts["num_samples"] for _, counts in features) / batches
         activations = (
             sum(
-                _positions(feature) * one["num_samples"]
-                for feature, one in features
+                _positions(feature) * counts["num_samples"]
+                for feature, counts in features
             )
             / batches
         )
@@ -278,10 +284,10 @@ def _reported_lookups(
             scale = batch_size / samples
             ids, activations = ids * scale, activations * scale
             unique *= scale ** _growth(unique, counted["num_distinct"], batches)
-        found.append(
+        lookups.append(
             Lookups(min(unique, ids, table.num_rows), ids, activations)
         )
-    return tuple(found)
+    return tuple(lookups)
 
 
 def _growth(unique: float, distinct: int, batches: int) -> float:

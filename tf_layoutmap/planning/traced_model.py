@@ -97,13 +97,17 @@ def _inputs_of(model: Any) -> Any:
             "the inputs of the model are unknown; pass `inputs=`, for example "
             "a batch"
         )
-    found = {
+    tensors = {
         name.removesuffix("_shape"): keras.tree.map_shape_structure(
             _Unknown, shape
         )
         for name, shape in shapes.items()
     }
-    return next(iter(found.values())) if len(found) == 1 else _Arguments(found)
+    return (
+        next(iter(tensors.values()))
+        if len(tensors) == 1
+        else _Arguments(tensors)
+    )
 
 
 class _Arguments(dict):
@@ -178,10 +182,10 @@ def _trace(
         return len(leaves) - 1
 
     structure = _feed(add, inputs)
-    found: list[Any] = []
+    traced: list[Any] = []
 
     def call(values: list[Any], fed: list[Any]) -> None:
-        found.extend([values, fed])
+        traced.extend([values, fed])
         with (
             backend_ops.is_planning.set_to(True),
             keras.StatelessScope(state_mapping=list(zip(variables, values))),
@@ -195,7 +199,7 @@ def _trace(
         .get_concrete_function(specs, leaves)
         .graph
     )
-    values, fed = found[-2:]
+    values, fed = traced[-2:]
     by_id = {id(v): value for v, value in zip(variables, values)}
     ids = {by_id[id(w)].name: index for index, w in enumerate(weights)}
     return _Reader(ids, fed).read(graph)
