@@ -54,12 +54,12 @@ def rejects_create_arguments(init: _Init) -> _Init:
 
     @functools.wraps(init)
     def checked(self: Any, *args: Any, **kwargs: Any) -> None:
-        found = [name for name in _CREATE_ARGUMENTS if name in kwargs]
-        if found:
+        names = [name for name in _CREATE_ARGUMENTS if name in kwargs]
+        if names:
             raise TypeError(
                 f"{type(self).__name__}() takes existing variables as shards "
                 "and does not support arguments of `create`. Received: "
-                f"{', '.join(found)}. " + _ADVICE
+                f"{', '.join(names)}. " + _ADVICE
             )
         init(self, *args, **kwargs)
 
@@ -171,13 +171,13 @@ def check_full_value(
         )
     if not isinstance(value, np.ndarray) or dtype is not None:
         value = tf.convert_to_tensor(value, dtype=dtype)
-    found = tf.TensorShape(value.shape)
-    if shape is not None and not found.is_compatible_with(shape):
+    value_shape = tf.TensorShape(value.shape)
+    if shape is not None and not value_shape.is_compatible_with(shape):
         raise ValueError(
             "Argument `shape` must be the shape of `initial_value`, "
-            f"{found}. Received: {shape} (table {name!r})."
+            f"{value_shape}. Received: {shape} (table {name!r})."
         )
-    return value, found, tf.as_dtype(value.dtype)
+    return value, value_shape, tf.as_dtype(value.dtype)
 
 
 def _described(value: Any) -> str:
@@ -219,17 +219,17 @@ def partition_of(
     """
     where = f"table {name!r}"
     if isinstance(placement, RowPartition):
-        found = placement
+        partition = placement
     elif callable(placement):
-        found = RowPartition.from_callable(
+        partition = RowPartition.from_callable(
             cast("Callable[[Any], tuple[Any, Any]]", placement), sizes
         )
     elif placement == "mod":
-        found = RowPartition.mod(sum(sizes), len(sizes))
+        partition = RowPartition.mod(sum(sizes), len(sizes))
     elif placement == "div":
-        found = RowPartition.div(sum(sizes), len(sizes))
+        partition = RowPartition.div(sum(sizes), len(sizes))
     elif placement is None or placement == "offsets":
-        found = RowPartition.from_sizes(sizes)
+        partition = RowPartition.from_sizes(sizes)
     elif isinstance(placement, str):
         raise ValueError(
             checks.message(
@@ -241,19 +241,19 @@ def partition_of(
             )
         )
     else:
-        found = from_offsets(placement, name)
-    if found.sizes != tuple(sizes):
+        partition = from_offsets(placement, name)
+    if partition.sizes != tuple(sizes):
         raise ValueError(
             f"Argument `placement` must fit the shards, of sizes {sizes} "
             f"along axis {axis}. Received: {placement!r}, which requires "
-            f"sizes {list(found.sizes)} ({where})."
+            f"sizes {list(partition.sizes)} ({where})."
         )
-    if axis == 1 and not found.is_contiguous:
+    if axis == 1 and not partition.is_contiguous:
         raise ValueError(
             "Argument `placement` must be contiguous along axis 1. Received: "
             f"{placement!r} ({where})."
         )
-    return found
+    return partition
 
 
 def from_offsets(offsets: Any, name: str) -> RowPartition:

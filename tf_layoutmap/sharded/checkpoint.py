@@ -198,8 +198,8 @@ class _BlockSaveable(tf_private.SaveableObject):
         """
         assert self._fetch is not None
         path, table = self._fetch
-        for one in table:
-            one._fetched(path)
+        for block in table:
+            block._fetched(path)
         self._is_checked = True
 
     def restore(self, restored_tensors, restored_shapes):
@@ -227,10 +227,10 @@ class _BlockSaveable(tf_private.SaveableObject):
         path, table = self._fetch
         checked = [] if self._is_checked else self._check_in_graph()
         with tf.control_dependencies(checked):
-            for one in table:
+            for block in table:
                 # No local variable holds the value, so its memory is released
                 # before the next block is read.
-                one._write(one._fetched(path))
+                block._write(block._fetched(path))
 
     def _check_in_graph(self) -> list[tf.Operation]:
         """Adds ops for `check`.
@@ -240,9 +240,9 @@ class _BlockSaveable(tf_private.SaveableObject):
         assert self._fetch is not None
         path, table = self._fetch
         checked: list[tf.Operation] = []
-        for one in table:
+        for block in table:
             with tf.control_dependencies(checked):  # Reads blocks in turn.
-                checked = [one._fetched(path).op]
+                checked = [block._fetched(path).op]
         return checked
 
     def _fetched(self, path: str) -> tf.Tensor:

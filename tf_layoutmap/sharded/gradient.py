@@ -52,7 +52,8 @@ def with_source_of_each_shard(
         target,
         sources,
         output_gradients,
-        sources_raw and [one for raw in sources_raw for one in _sources(raw)],
+        sources_raw
+        and [source for raw in sources_raw for source in _sources(raw)],
         **options,
     )
 

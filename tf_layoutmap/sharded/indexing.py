@@ -38,15 +38,15 @@ def gather_nd(
         flat = tf.reshape(indices, [-1, depth])
         flat, outside = _inside(shards, flat, depth)
         rows = routing.gather_checked(shards, flat[:, 0])
-        found = tf.gather_nd(rows, flat[:, 1:], batch_dims=1)
+        values = tf.gather_nd(rows, flat[:, 1:], batch_dims=1)
         if outside is not None:
-            found = checks.nan_where(outside, found)
+            values = checks.nan_where(outside, values)
         inner = shards.shape[depth:]
         shape = indices.shape[:-1].concatenate(inner)
         full_shape = tf.concat([tf.shape(indices)[:-1], inner], axis=0)  # pyright: ignore[reportArgumentType, reportCallIssue] The stub of tf.concat takes no shapes.
-        found = tf.reshape(found, full_shape)
-        found.set_shape(shape)
-        return found
+        values = tf.reshape(values, full_shape)
+        values.set_shape(shape)
+        return values
 
 
 def scatter_nd(

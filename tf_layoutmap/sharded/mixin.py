@@ -232,11 +232,11 @@ class ShardedVariableMixin(
         # Copies and pickles do not include the attributes by which TensorFlow
         # identifies this object, because each object must have different
         # values.
-        own = ("_unique_id", "_saving_variable", "_restoring")
+        excluded = ("_unique_id", "_saving_variable", "_restoring")
         return {
             name: value
             for name, value in self.__dict__.items()
-            if name not in own
+            if name not in excluded
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -70,7 +70,7 @@ class Reads:
             of range.
         """
         read = placeholders.placeholder_of(self)
-        found = (
+        value = (
             indexing.read(self._shards(), index)
             if read is None
             else read()[index]
@@ -80,8 +80,8 @@ class Reads:
             ("assign_add", "add"),
             ("assign_sub", "sub"),
         ):
-            setattr(found, method, self._writer(verb, index))
-        return found
+            setattr(value, method, self._writer(verb, index))
+        return value
 
     def _writer(self, verb: str, index: Any):
         def assign(value: Any, name: str | None = None):

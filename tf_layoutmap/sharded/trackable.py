@@ -37,9 +37,9 @@ class LogicalVariable(tf_private.Trackable):
 
     def _gather_saveables_for_checkpoint(self):
         def saveables(name: str = self.name):
-            found = checkpoint.saveables(self._own_shards, name)
-            self._restoring = name, found
-            return found
+            shard_saveables = checkpoint.saveables(self._own_shards, name)
+            self._restoring = name, shard_saveables
+            return shard_saveables
 
         return {tf_private.VARIABLE_VALUE_KEY: saveables}
 

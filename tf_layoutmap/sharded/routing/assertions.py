@@ -44,8 +44,8 @@ def require(
             None,
             None,
             "".join(
-                one if isinstance(one, str) else _summary(one, summarize)
-                for one in words
+                word if isinstance(word, str) else _summary(word, summarize)
+                for word in words
             ),
         )
     return []
@@ -53,7 +53,9 @@ def require(
 
 def _summary(tensor: Any, summarize: int) -> str:
     values = tf.reshape(tensor, [-1])
-    shown = ", ".join(str(one) for one in values[:summarize].numpy().tolist())
+    shown = ", ".join(
+        str(value) for value in values[:summarize].numpy().tolist()
+    )
     if not tf.convert_to_tensor(tensor).shape.rank:
         return shown
     return f"[{shown}{', ...' * (int(tf.size(values)) > summarize)}]"

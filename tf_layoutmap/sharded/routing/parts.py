@@ -131,11 +131,11 @@ def scatter(part: Part, verb: str, ids: tf.Tensor, values: tf.Tensor) -> None:
         # TensorFlow's op terminates the process when it divides the lowest
         # number by -1.
         is_minus_one = tf.equal(values, tf.cast(-1, values.dtype))
-        one = tf.ones_like(values)
+        ones = tf.ones_like(values)
         variable.scatter_mul(
-            tf.IndexedSlices(tf.where(is_minus_one, values, one), flat_ids)
+            tf.IndexedSlices(tf.where(is_minus_one, values, ones), flat_ids)
         )
-        values = tf.where(is_minus_one, one, values)
+        values = tf.where(is_minus_one, ones, values)
     getattr(variable, f"scatter_{verb}")(tf.IndexedSlices(values, flat_ids))
 
 
@@ -228,26 +228,26 @@ class Route:
     positions: Sequence[tf.Tensor | None]
 
 
-def route(shards: Shards, found: Sequence[Part], flat_ids: tf.Tensor) -> Route:
+def route(shards: Shards, parts: Sequence[Part], flat_ids: tf.Tensor) -> Route:
     """Assigns valid ids, `[num_ids]`, to parts. Keeps the order of the ids."""
-    rows, numbers = locate(shards, found, flat_ids)
-    if len(found) == 1:
+    rows, numbers = locate(shards, parts, flat_ids)
+    if len(parts) == 1:
         return Route([rows], [None])
     positions = tf.range(tf.size(flat_ids))
     return Route(
-        tf.dynamic_partition(rows, numbers, len(found)),
-        tf.dynamic_partition(positions, numbers, len(found)),
+        tf.dynamic_partition(rows, numbers, len(parts)),
+        tf.dynamic_partition(positions, numbers, len(parts)),
     )
 
 
 def locate(
-    shards: Shards, found: Sequence[Part], flat_ids: tf.Tensor
+    shards: Shards, parts: Sequence[Part], flat_ids: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the row of each id in its part, and the index of the part."""
     owners, rows = assign(shards.partition, flat_ids)
     part_of_shard = [0] * len(shards.variables)
     first_row_of_shard = [0] * len(shards.variables)
-    for number, part in enumerate(found):
+    for number, part in enumerate(parts):
         # In a part, the rows of the first shard are followed by the rows of the
         # next shard.
         first_row = 0
@@ -257,6 +257,6 @@ def locate(
             first_row += shards.partition.sizes[shard]
     if any(first_row_of_shard):
         rows += tf.gather(tf.constant(first_row_of_shard, rows.dtype), owners)
-    if len(found) == len(shards.variables):
+    if len(parts) == len(shards.variables):
         return rows, owners
     return rows, tf.gather(tf.constant(part_of_shard, tf.int32), owners)

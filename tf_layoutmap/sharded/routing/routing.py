@@ -36,14 +36,14 @@ def gather(shards: Shards, ids: Any, name: str | None = None) -> tf.Tensor:
     """
     with tf.name_scope(name or "sharded_gather"):
         ids = checks.ids_of(shards, ids)
-        found = _parts_of(shards)
+        table_parts = _parts_of(shards)
         outside = None
-        if not _checks_ids_itself(shards, found):
+        if not _checks_ids_itself(shards, table_parts):
             if checks.in_xla():
                 ids, outside = checks.poison_ids(shards, ids)
             else:
                 ids = checks.check_ids(shards, ids)
-        rows = _gather_from(shards, found, ids)
+        rows = _gather_from(shards, table_parts, ids)
         if outside is not None:
             rows = checks.nan_where(outside, rows)
         return tf.identity(rows, name="rows")
@@ -55,7 +55,7 @@ def gather_checked(shards: Shards, ids: tf.Tensor) -> tf.Tensor:
 
 
 def _gather_from(
-    shards: Shards, found: Sequence[parts.Part], ids: tf.Tensor
+    shards: Shards, table_parts: Sequence[parts.Part], ids: tf.Tensor
 ) -> tf.Tensor:
     """Returns the rows of valid ids from the parts of a table."""
     if shards.axis == 1:
@@ -63,7 +63,7 @@ def _gather_from(
         if len(columns) == 1:
             return gather_checked(columns[0], ids)
         if ids.shape.rank is None:
-            rows = _gather_from(shards, found, tf.reshape(ids, [-1]))
+            rows = _gather_from(shards, table_parts, tf.reshape(ids, [-1]))
             return tf.reshape(
                 rows, tf.concat([tf.shape(ids), shards.row_shape], axis=0)
             )
@@ -71,20 +71,20 @@ def _gather_from(
             [gather_checked(column, ids) for column in columns],
             axis=ids.shape.rank,
         )
-    if _needs_no_route(shards, found):
-        return parts.gather(found[0], ids)
-    if len(found) > 1 and (checks.in_vectorized_map() or checks.in_xla()):
-        rows = _gather_masked(shards, found, tf.reshape(ids, [-1]))
+    if _needs_no_route(shards, table_parts):
+        return parts.gather(table_parts[0], ids)
+    if len(table_parts) > 1 and (checks.in_vectorized_map() or checks.in_xla()):
+        rows = _gather_masked(shards, table_parts, tf.reshape(ids, [-1]))
         return _in_shape_of(shards, rows, ids)
-    route = parts.route(shards, found, tf.reshape(ids, [-1]))
-    if len(found) == 1:
-        rows = parts.gather(found[0], route.rows[0])
+    route = parts.route(shards, table_parts, tf.reshape(ids, [-1]))
+    if len(table_parts) == 1:
+        rows = parts.gather(table_parts[0], route.rows[0])
     else:
         rows = tf.dynamic_stitch(
             route.positions,
             [
                 parts.gather(part, part_rows)
-                for part, part_rows in zip(found, route.rows)
+                for part, part_rows in zip(table_parts, route.rows)
             ],
         )
     return _in_shape_of(shards, rows, ids)
@@ -100,7 +100,7 @@ def _in_shape_of(shards: Shards, rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
 
 
 def _gather_masked(
-    shards: Shards, found: Sequence[parts.Part], flat_ids: tf.Tensor
+    shards: Shards, table_parts: Sequence[parts.Part], flat_ids: tf.Tensor
 ) -> tf.Tensor:
     """Gathers rows. The shapes of all tensors are independent of the ids.
 
@@ -109,10 +109,10 @@ def _gather_masked(
     positions. Each part reads one row for each id. If an id belongs to another
     part, the part reads its own first row.
     """
-    rows, numbers = parts.locate(shards, found, flat_ids)
+    rows, numbers = parts.locate(shards, table_parts, flat_ids)
     rank = 1 + shards.row_shape.rank
     gathered = None
-    for number, part in enumerate(found):
+    for number, part in enumerate(table_parts):
         if not part.shards.num_rows:
             continue
         is_here = tf.equal(numbers, number)
@@ -160,9 +160,9 @@ def scatter(
         shape = ids.shape.concatenate(shards.row_shape)
         if not is_scalar:
             checks.check_shape(shards, values, shape)
-        found = _parts_of(shards)
-        if _checks_ids_itself(shards, found):
-            return parts.scatter(found[0], verb, ids, values)
+        table_parts = _parts_of(shards)
+        if _checks_ids_itself(shards, table_parts):
+            return parts.scatter(table_parts[0], verb, ids, values)
         outside = None
         if checks.in_xla():
             ids, outside = checks.poison_ids(shards, ids)
@@ -193,7 +193,7 @@ def scatter(
             )
             if verb == "update":
                 values = tf.gather(values, parts.last_of_equal(flat_ids))
-        _scatter_to(shards, found, verb, flat_ids, values)
+        _scatter_to(shards, table_parts, verb, flat_ids, values)
         if (
             outside is not None
             and verb in ("min", "max")
@@ -201,7 +201,7 @@ def scatter(
         ):
             _scatter_to(
                 shards,
-                found,
+                table_parts,
                 "add",
                 flat_ids,
                 checks.poison_to_add(outside, values),
@@ -210,7 +210,7 @@ def scatter(
 
 def _scatter_to(
     shards: Shards,
-    found: Sequence[parts.Part],
+    table_parts: Sequence[parts.Part],
     verb: str,
     flat_ids: tf.Tensor,
     values: tf.Tensor,
@@ -227,11 +227,11 @@ def _scatter_to(
         for column, block in zip(columns, blocks):
             _scatter_to(column, _parts_of(column), verb, flat_ids, block)
         return
-    if _needs_no_route(shards, found):
-        parts.scatter(found[0], verb, flat_ids, values)
+    if _needs_no_route(shards, table_parts):
+        parts.scatter(table_parts[0], verb, flat_ids, values)
         return
-    route = parts.route(shards, found, flat_ids)
-    for part, rows, positions in zip(found, route.rows, route.positions):
+    route = parts.route(shards, table_parts, flat_ids)
+    for part, rows, positions in zip(table_parts, route.rows, route.positions):
         if not part.shards.num_rows:
             continue  # XLA does not compile a scatter into no rows.
         parts.scatter(
@@ -252,10 +252,12 @@ def _parts_of(shards: Shards) -> Sequence[parts.Part]:
     return [] if shards.axis == 1 else parts.parts_of(shards)
 
 
-def _checks_ids_itself(shards: Shards, found: Sequence[parts.Part]) -> bool:
+def _checks_ids_itself(
+    shards: Shards, table_parts: Sequence[parts.Part]
+) -> bool:
     """Returns whether one fused op accesses all shards and checks the ids."""
-    return _needs_no_route(shards, found) and found[0].is_fused
+    return _needs_no_route(shards, table_parts) and table_parts[0].is_fused
 
 
-def _needs_no_route(shards: Shards, found: Sequence[parts.Part]) -> bool:
-    return len(found) == 1 and shards.partition.placement != "callable"
+def _needs_no_route(shards: Shards, table_parts: Sequence[parts.Part]) -> bool:
+    return len(table_parts) == 1 and shards.partition.placement != "callable"
