@@ -145,7 +145,7 @@ def gate_axes(cell: Any) -> dict[str, tuple[str | None, ...]] | None:
       Mesh axes of each weight, by the name of the attribute. None if a weight
       of the cell must be gathered.
     """
-    found = {}
+    axes_by_name = {}
     for name in ("kernel", "recurrent_kernel", "bias"):
         weight = getattr(cell, name, None)
         layout = getattr(weight, "layout", None)
@@ -156,8 +156,8 @@ def gate_axes(cell: Any) -> dict[str, tuple[str | None, ...]] | None:
             any(axes) and _gate_problem(cell, axes, is_kernel=name != "bias")
         ):
             return None
-        found[name] = axes
-    return found
+        axes_by_name[name] = axes
+    return axes_by_name
 
 
 def _axes_in_call(weight: Any, layout: Layout) -> tuple[str | None, ...] | None:
@@ -204,7 +204,7 @@ def sharded_kernels(layer: Any) -> list[shard_map.ShardedKernel]:
     """
     if not is_kind(layer, CONVOLUTIONS):
         return []
-    found = []
+    kernels = []
     for weight in layer.weights:
         layout = getattr(weight, "layout", None)
         if not isinstance(layout, Layout):
@@ -218,12 +218,12 @@ def sharded_kernels(layer: Any) -> list[shard_map.ShardedKernel]:
             return []
         kind = _kernel_kind(layer, weight)
         if kind is not None:
-            found.append(
+            kernels.append(
                 shard_map.ShardedKernel(
                     kind, tuple(weight.shape[-2:]), (axes[-2], axes[-1])
                 )
             )
-    return found
+    return kernels
 
 
 def _kernel_kind(layer: Any, weight: Any) -> str | None:
@@ -421,18 +421,18 @@ def assign(
     for variable, (owner, is_state) in owned:
         names = paths.of_variable(variable, owner)
         shape = tuple(variable.shape)
-        given = getattr(variable, "_given_layout", None)
+        user_layout = getattr(variable, "_given_layout", None)
         match, value, problems = None, None, []
-        if given is None and not is_state:
+        if user_layout is None and not is_state:
             match = _find(layout_map, variable, owner, names, paths)
-        if isinstance(given, Layout):
-            axes = axes_of_layout(given)
-            layouts[axes] = given
-        elif given is not None:
-            # `given` is a TensorLayout that user code passed to `add_weight`.
-            axes = tuple(given.axes)
-            if given.device_mesh is not None and (
-                device_mesh.to_dtensor_mesh(given.device_mesh) != mesh
+        if isinstance(user_layout, Layout):
+            axes = axes_of_layout(user_layout)
+            layouts[axes] = user_layout
+        elif user_layout is not None:
+            # User code passed this TensorLayout to `add_weight`.
+            axes = tuple(user_layout.axes)
+            if user_layout.device_mesh is not None and (
+                device_mesh.to_dtensor_mesh(user_layout.device_mesh) != mesh
             ):
                 problems.append(
                     "the layout passed to it is on another mesh than the "

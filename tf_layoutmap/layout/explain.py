@@ -173,13 +173,13 @@ class Explanation:
             if v.initialized_in_full
         ][:_SHOWN]
         lines += [
-            f"Replicated on every device: {one}."
-            for one in self.replicated_ops[:_SHOWN]
+            f"Replicated on every device: {op}."
+            for op in self.replicated_ops[:_SHOWN]
         ]
         lines += [
-            f"Measured: {one}."
-            for one in self.measured[:_SHOWN]
-            if one.replicated or one.gathered_bytes
+            f"Measured: {measurement}."
+            for measurement in self.measured[:_SHOWN]
+            if measurement.replicated or measurement.gathered_bytes
         ]
         return rich.console.Group(
             table, *(rich.text.Text(line) for line in lines)

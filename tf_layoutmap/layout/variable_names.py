@@ -75,9 +75,10 @@ def _is_ready(layer: Any) -> bool:
     additional object of this class without running its `__init__`. Keras does
     not use this object, but it exists until the next garbage collection.
     """
-    own = vars(layer)
-    return "_tracker" in own and (
-        "_operations" in own or not isinstance(layer, keras_private.Functional)
+    layer_vars = vars(layer)
+    return "_tracker" in layer_vars and (
+        "_operations" in layer_vars
+        or not isinstance(layer, keras_private.Functional)
     )
 
 
@@ -166,20 +167,20 @@ class ObjectPaths:
             paths[name] = None
         if not self._parents.get(key):
             paths["" if isinstance(layer, keras.Model) else layer.name] = None
-        found = list(paths)[:_MAX_PATHS]
+        layer_paths = list(paths)[:_MAX_PATHS]
         if not seen:
-            self._paths[key, restarts] = found
-        return found
+            self._paths[key, restarts] = layer_paths
+        return layer_paths
 
     def with_holders(self, layer: Any) -> list[Any]:
         """Returns `layer` and all layers that contain it, at any depth."""
-        found, todo = {}, [id(layer)]
+        holders, todo = {}, [id(layer)]
         while todo:
             key = todo.pop()
-            if key not in found:
-                found[key] = self._layers.get(key, layer)
+            if key not in holders:
+                holders[key] = self._layers.get(key, layer)
                 todo += [parent for parent, _ in self._parents.get(key, ())]
-        return list(found.values())
+        return list(holders.values())
 
     def outermost(self, layer: Any = None) -> list[Any]:
         """Returns the layers that no other layer contains.
@@ -191,7 +192,7 @@ class ObjectPaths:
         layers = (
             self._layers.values() if layer is None else self.with_holders(layer)
         )
-        return [one for one in layers if not self._parents.get(id(one))]
+        return [layer for layer in layers if not self._parents.get(id(layer))]
 
     def of_variable(self, variable: Any, owner: Any) -> list[str]:
         """Returns all names of `variable`; the first one is the preferred key.

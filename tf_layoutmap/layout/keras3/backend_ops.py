@@ -262,7 +262,7 @@ def stack(original: Callable[..., Any], x: Any, axis: int = 0) -> Any:
     """
     if not host_loops.is_splitting() or not isinstance(x, list | tuple):
         return original(x, axis=axis)
-    parts = [tf.expand_dims(tf.convert_to_tensor(one), axis) for one in x]
+    parts = [tf.expand_dims(tf.convert_to_tensor(tensor), axis) for tensor in x]
     if len({part.dtype for part in parts}) != 1:
         return original(x, axis=axis)
     with tf.name_scope(corrections.STACK):

@@ -112,8 +112,8 @@ class MeshContext:
         self.registry.num_discarded_traces += 1
 
     def _pending(self) -> list[Any]:
-        found = (ref() for ref in self.registry.pending)
-        return [v for v in found if v is not None and v._value is None]
+        variables = (ref() for ref in self.registry.pending)
+        return [v for v in variables if v is not None and v._value is None]
 
     def assign_layouts(
         self, variables: Iterable[Any]
@@ -164,9 +164,9 @@ class MeshContext:
                 batch.append(variable)
             assigned = self.assign_layouts(batch)
             assignments.raise_problems(assigned)
-            for one in assigned:
-                if one.variable._value is None:
-                    self._initialize(one)
+            for assignment in assigned:
+                if assignment.variable._value is None:
+                    self._initialize(assignment)
             registry.pending = [weakref.ref(v) for v in self._pending()]
 
     def _initialize(self, assigned: assignments.LayoutAssignment) -> None:

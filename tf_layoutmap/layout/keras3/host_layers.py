@@ -110,7 +110,7 @@ class HostLayers:
         # The mesh does not use the values of strings, except which keys are
         # padding.
         results = [tf.not_equal(x, "") if _is_string(x) else x for x in results]
-        return [*results, *(one.rows for one in lookups)], lookups
+        return [*results, *(lookup.rows for lookup in lookups)], lookups
 
     def run_on_mesh(
         self,
@@ -191,11 +191,11 @@ def host_layers_of(model: Any) -> HostLayers | None:
         not _is_called_once(model)
     ):
         return None
-    found = vars(functional)
-    if _SPLIT not in found:
+    attributes = vars(functional)
+    if _SPLIT not in attributes:
         # Keras would track the object as a layer if it were set with `setattr`.
-        found[_SPLIT] = _split(functional)
-    return found[_SPLIT]
+        attributes[_SPLIT] = _split(functional)
+    return attributes[_SPLIT]
 
 
 def host_weights_of(model: Any) -> list[Any]:
@@ -252,8 +252,8 @@ def _is_called_once(model: Any) -> bool:
 
 def _split(functional: Any) -> HostLayers | None:
     """Returns the host layers of a Functional model, or None."""
-    given = {id(x) for x in functional.inputs}
-    on_host = {*given}
+    input_ids = {id(x) for x in functional.inputs}
+    on_host = {*input_ids}
     needed = _needed_on_host(functional)
     nodes: list[Any] = []
     lookups: list[tuple[Any, Any]] = []
@@ -264,7 +264,7 @@ def _split(functional: Any) -> HostLayers | None:
             if node.is_input:
                 continue
             layer, inputs = node.operation, node.input_tensors
-            if _runs_on_host(node, on_host, on_host - given, needed):
+            if _runs_on_host(node, on_host, on_host - input_ids, needed):
                 nodes.append(node)
                 on_host.update(map(id, node.outputs))
             elif (table := host_lookups.keys_of(layer)) is not None and (

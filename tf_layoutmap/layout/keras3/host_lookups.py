@@ -103,24 +103,24 @@ def run(
     if is_training:
         for table in dict.fromkeys(table for table, _ in calls):
             table.start_step()
-    found: list[HostLookup] = []
+    lookups: list[HostLookup] = []
     for table, keys in calls:
         lookup = table.look_up(keys, is_training=is_training)
-        lookup.position = sum(one.table is table for one in found)
-        found.append(lookup)
-    return found
+        lookup.position = sum(other.table is table for other in lookups)
+        lookups.append(lookup)
+    return lookups
 
 
-def attach(keys: Any, found: RowsOnMesh) -> None:
+def attach(keys: Any, rows: RowsOnMesh) -> None:
     """Attaches rows to a tensor of keys, for the next call of the layer."""
-    setattr(keys, _ROWS, [*getattr(keys, _ROWS, []), found])
+    setattr(keys, _ROWS, [*getattr(keys, _ROWS, []), rows])
 
 
 def rows_for(table: KeysOnHost, keys: Any) -> RowsOnMesh | None:
     """Returns the rows that `attach` set for a lookup in `table`, or None."""
     rows = getattr(keys, _ROWS, [])
-    for number, one in enumerate(rows):
-        if one.lookup.table is table:
+    for number, entry in enumerate(rows):
+        if entry.lookup.table is table:
             return rows.pop(number)
     return None
 
@@ -130,9 +130,9 @@ class StepGradients:
 
     def __init__(self) -> None:
         self._graph = tf.compat.v1.get_default_graph()
-        self._found: dict[int, tf.Tensor] = {}
+        self._gradients: dict[int, tf.Tensor] = {}
 
-    def add(self, found: RowsOnMesh, gradient: tf.Tensor) -> None:
+    def add(self, rows: RowsOnMesh, gradient: tf.Tensor) -> None:
         """Adds the gradient of the rows of one lookup.
 
         Raises:
@@ -140,9 +140,9 @@ class StepGradients:
           NotImplementedError: If a branch or another function computes the
             gradient.
         """
-        layer = found.lookup.table.layer_name
-        assert found.index is not None
-        if found.index in self._found:
+        layer = rows.lookup.table.layer_name
+        assert rows.index is not None
+        if rows.index in self._gradients:
             raise RuntimeError(
                 "A lookup in a table with an open vocabulary can be trained "
                 "only once. Received: a second gradient of a lookup of layer "
@@ -154,7 +154,7 @@ class StepGradients:
                 "be computed at the top level of a step. Received: a gradient "
                 f"in function {gradient.graph.name!r} (layer {layer!r})."
             )
-        self._found[found.index] = gradient
+        self._gradients[rows.index] = gradient
 
     def tensors(self) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Returns the gradients, and the index of the lookup of each one.
@@ -163,8 +163,8 @@ class StepGradients:
         engine sums the gradients of equal keys in this order.
         """
         return (
-            list(self._found.values()),
-            [tf.constant(one) for one in self._found],
+            list(self._gradients.values()),
+            [tf.constant(index) for index in self._gradients],
         )
 
 
@@ -194,6 +194,6 @@ def apply_gradients(
         for index, gradient in zip(indices, gradients)
     ]
     for table in dict.fromkeys(
-        one.table for one in lookups if one.store_gradients is not None
+        lookup.table for lookup in lookups if lookup.store_gradients is not None
     ):
         table.finish_step([pair for pair in pairs if pair[0].table is table])

@@ -94,16 +94,18 @@ def _on_host(
         value = initializer(shape, dtype=dtype)
         if tracing.on_mesh(value):
             value = tf.constant(transfer.to_host(value))
-        found = tf.as_dtype(value.dtype).name if tf.is_tensor(value) else dtype
+        value_dtype = (
+            tf.as_dtype(value.dtype).name if tf.is_tensor(value) else dtype
+        )
         value = tf.convert_to_tensor(
             value, None if tf.is_tensor(value) else dtype
         )
-    if found != dtype or tuple(value.shape) != shape:
+    if value_dtype != dtype or tuple(value.shape) != shape:
         raise ValueError(
             f"The initializer of variable {name!r} must return a {dtype} "
-            f"tensor of shape {shape}. Received: a {found} tensor of shape "
-            f"{tuple(value.shape)} from {initializer!r}. Cast and reshape the "
-            "value in the initializer."
+            f"tensor of shape {shape}. Received: a {value_dtype} tensor of "
+            f"shape {tuple(value.shape)} from {initializer!r}. Cast and "
+            "reshape the value in the initializer."
         )
     return value
 
@@ -135,7 +137,7 @@ def _drawn(values: random_tensors.RandomTensor, layout: Layout) -> Any:
     is_cpu = layout.mesh.device_type() == "CPU"
     components = [None] * len(devices)
     for shard in transfer.unique_shards(values.shape, layout):
-        start = [one.start for one in shard.slices]
+        start = [slice_.start for slice_ in shard.slices]
         with tf.device(devices[shard.devices[0]] if is_cpu else "CPU:0"):
             block = values.block(start, local)
         for device in shard.devices:

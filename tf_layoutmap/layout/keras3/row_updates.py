@@ -77,8 +77,8 @@ def update_rows(
             rows.shape[0],
             layout,
         )
-        found = rule.apply(rows, slot_rows, sums, lr)
-        for variable, value in zip(variables, found):
+        updated = rule.apply(rows, slot_rows, sums, lr)
+        for variable, value in zip(variables, updated):
             variable.assign(dtensor.relayout(value, layout))
         return
     ids, sums = sum_equal_ids(ids, gradients, mesh)

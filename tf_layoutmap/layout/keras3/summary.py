@@ -23,7 +23,9 @@ def summary(
 ) -> None:
     """Prints the summary of a model, and how a mesh shards its weights."""
     original(model, line_length, positions, print_fn, *args, **kwargs)
-    weights = [one for one in model.weights if isinstance(one, MeshVariable)]
+    weights = [
+        weight for weight in model.weights if isinstance(weight, MeshVariable)
+    ]
     context = context_of_model(model)
     if context is None or not weights:
         return

@@ -98,8 +98,8 @@ def list_devices(device_type: str | None = None) -> list[str]:
     """
     if device_type is None:
         for kind in ("tpu", "gpu"):
-            if found := list_devices(kind):
-                return found
+            if devices := list_devices(kind):
+                return devices
         return list_devices("cpu")
     checks.check_type("device_type", device_type, str, "a string or None")
     kind = checks.check_one_of(
@@ -213,8 +213,10 @@ def check_devices(mesh: AnyMesh) -> None:
     if isinstance(mesh, Mesh):
         if mesh.to_string() in _with_devices:
             return
-        specs = [tf.DeviceSpec.from_string(one) for one in mesh.local_devices()]
-        names = [f"{one.device_type}:{one.device_index}" for one in specs]
+        specs = [
+            tf.DeviceSpec.from_string(device) for device in mesh.local_devices()
+        ]
+        names = [f"{spec.device_type}:{spec.device_index}" for spec in specs]
     else:
         names = [str(name) for name in np.ravel(mesh.devices)]
     names = [name.lower() for name in names]

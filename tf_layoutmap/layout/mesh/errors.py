@@ -219,28 +219,28 @@ def layer_of(name: str, model: Any) -> str | None:
     for scope in reversed(name.split("/")[:-1]):
         # TensorFlow appends a number to the name of a scope that is entered
         # again, so the scope dense_1 may belong to the layer `dense`.
-        found = sorted(
+        matches = sorted(
             {
-                f"{one!r}"
-                for one in names
-                if re.fullmatch(re.escape(one) + r"(_\d+)?", scope)
+                f"{name!r}"
+                for name in names
+                if re.fullmatch(re.escape(name) + r"(_\d+)?", scope)
             }
         )
-        if found:
-            return " or ".join(found)
+        if matches:
+            return " or ".join(matches)
     return None
 
 
 def stopped_at(error: str) -> str | None:
     """Returns the type of the op at which DTensor's compiler stopped."""
-    found = _STOPPED_AT.search(error)
-    return None if found is None else found.group(1)
+    match = _STOPPED_AT.search(error)
+    return None if match is None else match.group(1)
 
 
 def operation_named_in(error: str) -> str | None:
     """Returns the name of the op at which the compiler stopped, or None."""
-    found = _NAME.search(error)
-    return None if found is None else found.group(1)
+    match = _NAME.search(error)
+    return None if match is None else match.group(1)
 
 
 def finding_of(error: str) -> str | None:
@@ -368,16 +368,16 @@ def queued_error(mesh: Mesh) -> tf.errors.OpError | None:
       One of the errors, preferably an `InvalidArgumentError`; None if there is
       none.
     """
-    found = None
+    queued = None
     for _ in range(mesh.num_local_devices() + 1):
         try:
             for part in dtensor.unpack(tf.identity(_probe_of(mesh))):
                 part.numpy()
             break
         except tf.errors.OpError as error:
-            if not isinstance(found, tf.errors.InvalidArgumentError):
-                found = error
-    return found
+            if not isinstance(queued, tf.errors.InvalidArgumentError):
+                queued = error
+    return queued
 
 
 def _probe_of(mesh: Mesh) -> Any:
@@ -423,9 +423,9 @@ def complete_groups(mesh: Mesh) -> None:
     def sums(x: Any) -> Any:
         axes = range(len(names))
         return [
-            tf.reduce_sum(x, some)
+            tf.reduce_sum(x, reduced)
             for n in range(1, len(names) + 1)
-            for some in itertools.combinations(axes, n)
+            for reduced in itertools.combinations(axes, n)
         ]
 
     with dtensor.default_mesh(mesh), ops.hide_info_logs():

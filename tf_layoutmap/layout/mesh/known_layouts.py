@@ -53,7 +53,7 @@ def known_axes(x: Any) -> Axes | None:
 
 
 def _axes(specs: Any) -> Axes:
-    return tuple(None if one == dtensor.UNSHARDED else one for one in specs)
+    return tuple(None if spec == dtensor.UNSHARDED else spec for spec in specs)
 
 
 def _search(x: Any, visited: set[tuple[Any, int]]) -> Axes | None:
@@ -78,7 +78,9 @@ def _search(x: Any, visited: set[tuple[Any, int]]) -> Axes | None:
             for y in op.inputs
             if y.shape.is_fully_defined() and y.shape == x.shape
         )
-        axes = next((one for one in known if one is not None), None)
+        axes = next(
+            (candidate for candidate in known if candidate is not None), None
+        )
     elif op.type in ("ExpandDims", "Squeeze", "Transpose"):
         axes = _of_view(op, of)
     return None if axes is None or len(axes) != x.shape.rank else axes

@@ -172,7 +172,7 @@ def _mapped(
 
             gradients: list[Any] = [None] * len(inputs)
             with tf.name_scope(f"{scope}/" if scope else "gradient"):
-                found = _mapped(
+                summed = _mapped(
                     local_gradients,
                     mesh,
                     [*inputs, *dys],
@@ -187,8 +187,8 @@ def _mapped(
                     None if key is None else ("gradient", key),
                     local,
                 )
-            for i, one in zip(floating, found):
-                gradients[i] = one
+            for i, value in zip(floating, summed):
+                gradients[i] = value
             return gradients
 
         return results, gradient

@@ -60,11 +60,11 @@ def describe(weights: Sequence[Weight], mesh: Mesh) -> list[str]:
         list
     )
     num_replicated = num_unplanned = 0
-    for one in weights:
-        if one.axes is None:
+    for weight in weights:
+        if weight.axes is None:
             num_unplanned += 1
-        elif any(one.axes):
-            by_axes[one.axes].append(one.name)
+        elif any(weight.axes):
+            by_axes[weight.axes].append(weight.name)
         else:
             num_replicated += 1
     lines = [
@@ -89,8 +89,8 @@ def describe(weights: Sequence[Weight], mesh: Mesh) -> list[str]:
         if count:
             lines.append(f" {count} weight{'s' * (count > 1)} {what}")
     if not num_unplanned:
-        held = sum(one.bytes_per_device(sizes) for one in weights)
-        total = sum(one.num_bytes for one in weights)
+        held = sum(weight.bytes_per_device(sizes) for weight in weights)
+        total = sum(weight.num_bytes for weight in weights)
         lines.append(f" Weights per device: {held:,} of {total:,} bytes")
     return lines
 

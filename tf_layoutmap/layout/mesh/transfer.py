@@ -78,11 +78,11 @@ def unique_shards(shape: Any, layout: Layout) -> list[Shard]:
     Returns:
       The shards, ordered by their first device.
     """
-    found: dict[tuple, Shard] = {}
+    unique: dict[tuple, Shard] = {}
     for device, slices in enumerate(slices_of_devices(shape, layout)):
         shard = Shard(slices, [])
-        found.setdefault(shard.bounds, shard).devices.append(device)
-    return list(found.values())
+        unique.setdefault(shard.bounds, shard).devices.append(device)
+    return list(unique.values())
 
 
 def packed(shards: list[Shard], parts: Iterable[Any], layout: Layout) -> Any:

@@ -261,8 +261,8 @@ class _ShardsSaveable(tf_private.SaveableObject):
             if slices is None
             else slice_specs.of_block(
                 variable.shape.as_list(),
-                [one.start for one in slices],
-                [one.stop - one.start for one in slices],
+                [slice_.start for slice_ in slices],
+                [slice_.stop - slice_.start for slice_ in slices],
             )
         )
         return tf_private.SaveSpec(
@@ -305,7 +305,7 @@ class _ShardsSaveable(tf_private.SaveableObject):
         parts = iter(restored)
         return [
             next(parts)
-            if any(shard is one for one in self._shards)
+            if any(shard is stored for stored in self._shards)
             else tf.zeros([0, *restored[0].shape[1:]], restored[0].dtype)
             for shard in self._all_shards
         ]
@@ -437,12 +437,12 @@ def _on_host(name: str) -> Callable[..., Any]:
     def method(variable: Any, *args: Any, **kwargs: Any) -> Any:
         if not variable._is_eager_and_sharded():
             return original(variable, *args, **kwargs)
-        given = parameters.bind(variable, *args, **kwargs).arguments
-        if "sparse_delta" not in given:
+        arguments = parameters.bind(variable, *args, **kwargs).arguments
+        if "sparse_delta" not in arguments:
             return variable._scattered(
-                scatter, given["indices"], given["updates"]
+                scatter, arguments["indices"], arguments["updates"]
             )
-        delta = given["sparse_delta"]
+        delta = arguments["sparse_delta"]
         if not isinstance(delta, tf.IndexedSlices):
             raise TypeError(
                 f"Argument `sparse_delta` of `{name}` must be a "

@@ -64,9 +64,11 @@ class _Call:
         A layer can use other kernels, too, and a gradient that is computed in
         the call of the layer uses local shards.
         """
-        for one in self.kernels:
-            if one.kind == kind and one.channels == tuple(filters.shape[-2:]):
-                return one
+        for kernel in self.kernels:
+            if kernel.kind == kind and kernel.channels == tuple(
+                filters.shape[-2:]
+            ):
+                return kernel
         return None
 
     def shards(self, images: Sequence[str | None]) -> bool:
@@ -125,12 +127,12 @@ def convolution(
         call = _call_of_samples(mesh, x, kernel, kwargs)
     if call is None:
         return original(x, kernel, *args, **kwargs)
-    found = call.kernel("convolution", kernel)
-    if found is None and not call.kernels:
-        found = _unsharded("convolution", x, kernel)
-    if found is None:
+    sharded = call.kernel("convolution", kernel)
+    if sharded is None and not call.kernels:
+        sharded = _unsharded("convolution", x, kernel)
+    if sharded is None:
         return _pinned(original, call, x, kernel, *args, **kwargs)
-    return _convolution(original, call, found, x, kernel, *args, **kwargs)
+    return _convolution(original, call, sharded, x, kernel, *args, **kwargs)
 
 
 def dilated_convolution(
@@ -165,11 +167,11 @@ def dilated_convolution(
         return original(x, kernel, name=name, **options)
     if _computes_groups(call, mesh, x, kernel, options):
         original = _by_groups(original)
-    found = call.kernel("convolution", kernel)
+    sharded = call.kernel("convolution", kernel)
     return _convolution(
         original,
         call,
-        found or _unsharded("convolution", x, kernel),
+        sharded or _unsharded("convolution", x, kernel),
         x,
         kernel,
         **options,
@@ -231,14 +233,14 @@ def _call_of_samples(
 def _convolution(
     original: Callable[..., Any],
     call: _Call,
-    found: ShardedKernel,
+    sharded: ShardedKernel,
     x: Any,
     kernel: Any,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
     """Computes a convolution on shards of its kernel."""
-    inner, outer = found.axes
+    inner, outer = sharded.axes
     groups = _num_groups(x, kernel)
     if not _fits(x, kernel, kwargs) or (
         groups > 1
@@ -296,8 +298,8 @@ def depthwise_convolution(
     # In a separable convolution, it is possible that only the pointwise kernel
     # is sharded. DTensor has no rule for the gradients of this op, so the batch
     # is sharded in the same way.
-    found = call.kernel("depthwise", kernel)
-    channels, multiplier = (None, None) if found is None else found.axes
+    sharded = call.kernel("depthwise", kernel)
+    channels, multiplier = (None, None) if sharded is None else sharded.axes
     if known is not None:
         channels, multiplier = known[-2:]
     if not call.kernels and tf.executing_eagerly():
@@ -362,10 +364,10 @@ def transposed_convolution(
     call = _running_call()
     if call is None and tf.executing_eagerly():
         call = _call_of_samples(mesh, x, kernel, kwargs)
-    found = call and call.kernel("transpose", kernel)
+    sharded = call and call.kernel("transpose", kernel)
     if call is not None and not call.kernels:
-        found = _unsharded("transpose", x, kernel)
-    if call is None or found is None:
+        sharded = _unsharded("transpose", x, kernel)
+    if call is None or sharded is None:
         return original(input_sizes, kernel, x, *args, **kwargs)
     sizes = static_array(input_sizes)
     if sizes is None or not _fits(x, kernel, kwargs):
@@ -375,7 +377,7 @@ def transposed_convolution(
             x,
             kernel,
         )
-    outer, inner = found.axes
+    outer, inner = sharded.axes
     images = call.spec(x, inner, inner, outer)
     local_sizes = [*sizes]
     local_sizes[0] = local_size(local_sizes[0], call.mesh, images[0])
@@ -488,7 +490,7 @@ def _computes_groups(
 def _num_groups(x: Any, kernel: Any) -> int:
     """Returns the number of groups of a convolution; 1 if it is unknown."""
     sizes = x.shape.as_list()[-1:], kernel.shape.as_list()[-2:-1]
-    if not all(one and one[0] for one in sizes):
+    if not all(size and size[0] for size in sizes):
         return 1
     return sizes[0][0] // sizes[1][0]
 
@@ -500,8 +502,8 @@ def _by_groups(original: Callable[..., Any]) -> Callable[..., Any]:
         groups = _num_groups(x, kernel)
         return tf.concat(
             [
-                original(one, weights, *args, **_without_name(kwargs))
-                for one, weights in zip(
+                original(group, weights, *args, **_without_name(kwargs))
+                for group, weights in zip(
                     tf.split(x, groups, axis=-1),
                     tf.split(kernel, groups, axis=-1),
                 )

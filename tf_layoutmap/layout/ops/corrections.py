@@ -338,12 +338,12 @@ def _largest_value(x: Any) -> Any:
         x = x.op.inputs[0]
     if not tf.is_symbolic_tensor(x) or x.op.type not in ("Maximum", "Minimum"):
         return None
-    found = [static_value(one) for one in x.op.inputs]
-    known = [one for one in found if one is not None]
+    values = [static_value(operand) for operand in x.op.inputs]
+    known = [value for value in values if value is not None]
     inner = [
         bound
-        for one, value in zip(x.op.inputs, found)
-        if value is None and (bound := _largest_value(one)) is not None
+        for operand, value in zip(x.op.inputs, values)
+        if value is None and (bound := _largest_value(operand)) is not None
     ]
     if x.op.type == "Minimum":
         return min([*known, *inner], default=None)

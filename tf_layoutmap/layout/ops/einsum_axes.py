@@ -150,7 +150,7 @@ def axes_of_product(
             label: axis for label, axis in axis_of.items() if axis != batch
         }
         axis_of[samples] = batch
-    one, two, product = [
+    first, second, product = [
         tuple(axis_of.get(label) for label in term) for term in (*terms, result)
     ]
-    return one, two, product
+    return first, second, product

@@ -308,8 +308,8 @@ class SplitTrace:
         shapes = [x.shape for x in flat]
         if invariants is not None:
             shapes = [
-                tf.TensorShape(getattr(one, "shape", one))
-                for one in tf_private.flatten_up_to(variables, invariants)
+                tf.TensorShape(getattr(invariant, "shape", invariant))
+                for invariant in tf_private.flatten_up_to(variables, invariants)
             ]
         if len(shapes) != len(flat) or not all(
             shape.is_fully_defined() for shape in shapes
@@ -460,15 +460,15 @@ _WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 def _written_variables(graphs: Sequence[Any]) -> list[tuple[Any, tf.DType]]:
     """Returns the handles and dtypes of variables that graphs write."""
-    found: dict[int, tuple[Any, tf.DType]] = {}
+    written: dict[int, tuple[Any, tf.DType]] = {}
     for graph in graphs:
         for handle, inside in graph.captures:
             if tf.is_symbolic_tensor(handle) or handle.dtype != tf.resource:
                 continue
             for op in inside.consumers():
                 if op.type in _WRITES:
-                    found[id(handle)] = handle, op.get_attr("dtype")
-    return list(found.values())
+                    written[id(handle)] = handle, op.get_attr("dtype")
+    return list(written.values())
 
 
 def _is_in(x: Any, graph: Any) -> bool:

@@ -113,8 +113,8 @@ def reverse(
     if axes is None or tensor.shape.rank is None:
         return original(tensor, axis, name=name)
     slices = [slice(None)] * tensor.shape.rank
-    for one in axes:
-        slices[one] = slice(None, None, -1)
+    for dim in axes:
+        slices[dim] = slice(None, None, -1)
     return tensor[tuple(slices)] if slices else tensor
 
 

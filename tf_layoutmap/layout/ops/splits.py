@@ -79,7 +79,7 @@ def _split(
             return layout.pin(dx)
 
         results = original(layout.pin(x))
-        return [layout.pin(one) for one in results], gradient
+        return [layout.pin(part) for part in results], gradient
 
     return split_parts(x)
 

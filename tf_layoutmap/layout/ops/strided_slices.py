@@ -161,7 +161,10 @@ def arguments(parts: Sequence[DimSlice]) -> dict[str, Any]:
         "strides": [part.step for part in parts],
         "begin_mask": _bits([start is None for start in starts]),
         "end_mask": _bits(
-            [part.end is None and not one for part, one in zip(parts, indexed)]
+            [
+                part.end is None and not is_index
+                for part, is_index in zip(parts, indexed)
+            ]
         ),
         "shrink_axis_mask": _bits(indexed),
     }

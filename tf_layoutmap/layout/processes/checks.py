@@ -294,11 +294,11 @@ class ProcessChecks(StepExchange):
                 if x is not None
             ]
         try:
-            found = self.exchange("step", message, f"before {self.here()}")
+            received = self.exchange("step", message, f"before {self.here()}")
         except messages.ProcessEndedError as error:
             self._stop_with_others(error)
-        self.raise_on_difference(compare.step_difference(found))
-        size = self._common_size(found)
+        self.raise_on_difference(compare.step_difference(received))
+        size = self._common_size(received)
         if size is not None:
             batch = first_samples(batch, size)
         if self._is_full or size is not None:
@@ -316,7 +316,7 @@ class ProcessChecks(StepExchange):
         model = self.model
         optimizer = getattr(model, "optimizer", None)
         weights = list(model.weights)
-        found = self.exchange(
+        received = self.exchange(
             "model",
             {
                 "weight": digest.describe_weights(weights),
@@ -328,16 +328,16 @@ class ProcessChecks(StepExchange):
             },
             f"comparing model {model.name!r} before {self.here()}",
         )
-        for number, other in enumerate(found):
+        for number, other in enumerate(received):
             for kind in ("weight", "optimizer", "loss"):
                 self.raise_on_difference(
                     compare.list_difference(
-                        kind, found[0][kind], other[kind], number
+                        kind, received[0][kind], other[kind], number
                     )
                 )
         self.raise_on_difference(
             compare.parts_difference(
-                "variable", [other["values"] for other in found]
+                "variable", [other["values"] for other in received]
             )
         )
         self._is_new = False
@@ -358,12 +358,12 @@ class ProcessChecks(StepExchange):
         state.awaited, state.is_stopped = None, True
         raise StopIteration
 
-    def _common_size(self, found: list[dict[str, Any]]) -> int | None:
+    def _common_size(self, received: list[dict[str, Any]]) -> int | None:
         """Returns the number of samples to use; None to use all samples."""
-        sizes = [compare.batch_size(other["batch"]) for other in found]
+        sizes = [compare.batch_size(other["batch"]) for other in received]
         if (
             len(set(sizes)) == 1
-            and len({str(other.get("contents")) for other in found}) == 1
+            and len({str(other.get("contents")) for other in received}) == 1
         ):
             return None
         number = next(

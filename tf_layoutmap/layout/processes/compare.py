@@ -26,7 +26,7 @@ def batch_size(batch: Sequence[Sequence[Any]]) -> int | None:
     return sizes.pop()[0]
 
 
-def step_difference(found: Sequence[Mapping[str, Any]]) -> str | None:
+def step_difference(messages: Sequence[Mapping[str, Any]]) -> str | None:
     """Returns a description of the first difference between steps, or None.
 
     The number of samples is not compared.
@@ -37,8 +37,8 @@ def step_difference(found: Sequence[Mapping[str, Any]]) -> str | None:
     'process 0 is before step 1 of training, process 1 before step 1 of \
 evaluating'
     """
-    first = found[0]
-    for number, other in enumerate(found):
+    first = messages[0]
+    for number, other in enumerate(messages):
         if any(other.get(name) != first.get(name) for name in ("kind", "step")):
             return (
                 f"process 0 is before step {first['step']} of "
@@ -116,7 +116,9 @@ def _entry_text(entry: Sequence[Any]) -> str:
     return " ".join(str(part) for part in entry[1:])
 
 
-def parts_difference(kind: str, found: Sequence[Sequence[Any]]) -> str | None:
+def parts_difference(
+    kind: str, checksums: Sequence[Sequence[Any]]
+) -> str | None:
     """Returns a description of the first shard with different values.
 
     >>> parts_difference("weight", [[["kernel", {"0:2": 5}]],
@@ -126,10 +128,10 @@ shard 0:2 that both hold'
 
     Args:
       kind: Kind of the compared values, for the message.
-      found: For each process, `[[path, {bounds of shard: checksum}], ...]`. All
-        processes have the same paths.
+      checksums: For each process, `[[path, {bounds of shard: checksum}], ...]`.
+        All processes have the same paths.
     """
-    for entries in zip(*found):
+    for entries in zip(*checksums):
         owner: dict[str, tuple[int, int]] = {}
         for number, (path, parts) in enumerate(entries):
             for part, checksum in parts.items():

@@ -37,11 +37,11 @@ def variables_of(optimizer: Any) -> list[Any]:
     """Returns the variables of an optimizer; an empty list for None."""
     if optimizer is None:
         return []
-    found = optimizer.variables
+    variables = optimizer.variables
     # In legacy optimizers of tf_keras, `variables` is a method.
-    if callable(found):
-        found = optimizer.variables()
-    return list(found)
+    if callable(variables):
+        variables = optimizer.variables()
+    return list(variables)
 
 
 def dvariable_of(variable: Any) -> Any:
@@ -54,19 +54,19 @@ def dvariable_of(variable: Any) -> Any:
 
 def describe_weights(weights: Iterable[Any]) -> list[list[Any]]:
     """Returns the path, dtype, shape, axes and kind of each weight."""
-    found = []
-    for one in weights:
-        value = dvariable_of(one)
-        found.append(
+    descriptions = []
+    for weight in weights:
+        value = dvariable_of(weight)
+        descriptions.append(
             [
-                name_of(one),
-                tf.as_dtype(one.dtype).name,
-                [int(s) for s in one.shape],
+                name_of(weight),
+                tf.as_dtype(weight.dtype).name,
+                [int(s) for s in weight.shape],
                 [] if value is None else list(value.layout.sharding_specs),
-                "trainable" if one.trainable else "not trainable",
+                "trainable" if weight.trainable else "not trainable",
             ]
         )
-    return found
+    return descriptions
 
 
 def name_of(variable: Any) -> str:
@@ -94,10 +94,10 @@ def describe_loss(loss: Any) -> list[list[Any]]:
             "function",
             stable_text(
                 tf.nest.map_structure(
-                    lambda one: (
-                        one
-                        if isinstance(one, str | None)
-                        else getattr(one, "__name__", type(one).__name__)
+                    lambda entry: (
+                        entry
+                        if isinstance(entry, str | None)
+                        else getattr(entry, "__name__", type(entry).__name__)
                     ),
                     loss,
                 )
@@ -128,12 +128,14 @@ def variable_checksums(variables: Iterable[Any]) -> list[list[Any]]:
     Only shards that both this process and another process hold are included.
     For large shards, only a sample of the values is used.
     """
-    found = []
-    for one in variables:
-        value = dvariable_of(one)
+    checksums = []
+    for variable in variables:
+        value = dvariable_of(variable)
         is_shared = value is not None and has_shared_shards(value.layout)
-        found.append([name_of(one), _sums_of_parts(value) if is_shared else {}])
-    return found
+        checksums.append(
+            [name_of(variable), _sums_of_parts(value) if is_shared else {}]
+        )
+    return checksums
 
 
 def _sums_of_parts(variable: Any) -> dict[str, int]:

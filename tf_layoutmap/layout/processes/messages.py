@@ -113,14 +113,14 @@ def exchange(kind: str, body: Any, what: str) -> list[Any]:
     until = time.monotonic() + _deadline_seconds
     # The message of this process is also converted to JSON and back, so that it
     # can be compared with the messages of other processes.
-    found = [
+    messages = [
         [kind, json.loads(json.dumps(body))]
         if client == me
         else json.loads(_wait(number, client, until, what))
         for client in range(dtensor.num_clients())
     ]
     _forget_before(number)
-    for client, (their_kind, their_body) in enumerate(found):
+    for client, (their_kind, their_body) in enumerate(messages):
         if their_kind == ENDED:
             raise ProcessEndedError(
                 f"Process {client} has no further batch, while process {me} "
@@ -137,7 +137,7 @@ def exchange(kind: str, body: Any, what: str) -> list[Any]:
                 f"({what}). They run different programs, or one of them "
                 "caught an error that the other did not receive."
             )
-    return [their_body for _, their_body in found]
+    return [their_body for _, their_body in messages]
 
 
 def first_line(error: BaseException) -> str:

@@ -137,7 +137,7 @@ _NOT_WEIGHTS = frozenset(
 )
 
 
-class Found:
+class ModelVariable:
     """A variable of a model, with all attributes and lists that hold it."""
 
     def __init__(self, variable: Any):
@@ -162,32 +162,36 @@ class Found:
 
 
 class _Names:
-    """Names of the found variables, in the form that `assignments` requires."""
+    """Names of variables, in the form that `assignments` requires."""
 
-    def __init__(self, found: Iterable[Found]):
+    def __init__(self, variables: Iterable[ModelVariable]):
         self._all = {
-            name for one in found for name in self.of_variable(one, None)
+            name
+            for variable in variables
+            for name in self.of_variable(variable, None)
         }
 
-    def aliases(self, found: Found, owner: Any) -> tuple[str, ...]:
-        del found, owner
+    def aliases(self, variable: ModelVariable, owner: Any) -> tuple[str, ...]:
+        del variable, owner
         return ()
 
     def all_names(self) -> set[str]:
         return self._all
 
-    def of_variable(self, found: Found, owner: Any) -> list[str]:
+    def of_variable(self, variable: ModelVariable, owner: Any) -> list[str]:
         del owner
-        names = dict(found.names)
-        names[found.path] = None
-        names[found.path.replace("/", ".")] = None
+        names = dict(variable.names)
+        names[variable.path] = None
+        names[variable.path.replace("/", ".")] = None
         return list(names)
 
     def with_holders(self, layer: Any) -> list[Any]:
         return [layer]
 
 
-def find_variables(model: Any, wanted: Callable[[Any], bool]) -> list[Found]:
+def find_variables(
+    model: Any, wanted: Callable[[Any], bool]
+) -> list[ModelVariable]:
     """Returns the variables of `model` for which `wanted` returns true.
 
     The order is the order of `model.weights`. In subclassed models, names start
@@ -195,22 +199,25 @@ def find_variables(model: Any, wanted: Callable[[Any], bool]) -> list[Found]:
     with the layer name, for example `"d1.kernel"`.
     """
     _clear_dropout_masks(model)
-    found: dict[int, Found] = {}
+    by_id: dict[int, ModelVariable] = {}
     for owner, prefix, path, variable in _paths(model):
         if not wanted(variable) or _NOT_WEIGHTS.intersection(path):
             continue
-        one = found.setdefault(id(variable), Found(variable))
-        one.places.append((owner, path))
+        model_variable = by_id.setdefault(id(variable), ModelVariable(variable))
+        model_variable.places.append((owner, path))
         if not CACHES.intersection(path):
-            one.names[
+            model_variable.names[
                 ".".join((*prefix, *(str(part).lstrip("_") for part in path)))
             ] = None
     layers = assignments.layers_of_variables(model)
-    for one in found.values():
-        one.owner = layers.get(id(one.variable))
+    for model_variable in by_id.values():
+        model_variable.owner = layers.get(id(model_variable.variable))
     order = {id(v): i for i, v in enumerate(model.weights)}
     return sorted(
-        found.values(), key=lambda one: order.get(id(one.variable), len(order))
+        by_id.values(),
+        key=lambda model_variable: order.get(
+            id(model_variable.variable), len(order)
+        ),
     )
 
 
@@ -254,11 +261,14 @@ def is_pending(variable: Any) -> bool:
 
 
 def assign_layouts(
-    layout_map: Any, found: list[Found]
+    layout_map: Any, variables: list[ModelVariable]
 ) -> list[assignments.LayoutAssignment]:
     """Returns the layout of each variable; allocates no memory."""
     return assignments.assign(
-        layout_map, found, _Names(found), owners=[one.owner for one in found]
+        layout_map,
+        variables,
+        _Names(variables),
+        owners=[variable.owner for variable in variables],
     )
 
 
@@ -276,23 +286,23 @@ def map_model(model: Any, context: Any) -> dict[int, Any]:
       ValueError: If a layout does not fit its variable. No variable is
         allocated in this case.
     """
-    found = find_variables(model, is_pending)
-    assigned = assign_layouts(context.layout_map, found)
+    variables = find_variables(model, is_pending)
+    assigned = assign_layouts(context.layout_map, variables)
     assignments.raise_problems(assigned)
     swapped = {}
     # The values are initialized in the order in which the weights were created,
     # because some initializers share one sequence of random numbers.
-    for one, target in sorted(
-        zip(found, assigned, strict=True),
+    for variable, target in sorted(
+        zip(variables, assigned, strict=True),
         key=lambda pair: _number_of(pair[0].variable),
     ):
-        old = getattr(one.variable, "_variable", one.variable)
+        old = getattr(variable.variable, "_variable", variable.variable)
         new = swapped[id(old)] = _create_variable(old, target.settled_layout())
         new._layoutmap_batch_dim = context.batch_dim
-        if old is not one.variable:
-            one.variable._variable = new
+        if old is not variable.variable:
+            variable.variable._variable = new
         else:
-            _swap(one, new)
+            _swap(variable, new)
         context.registry.record(target)
     for layer in model._flatten_layers():
         _regularize(layer, swapped)
@@ -368,12 +378,12 @@ def _initializer(variable: Any) -> tuple[Any, tuple, str]:
     return (lambda shape, dtype: initial()), shape, dtype
 
 
-def _swap(found: Found, new: Any) -> None:
-    """Replaces `found` with `new` in all objects that hold `found`."""
+def _swap(old: ModelVariable, new: Any) -> None:
+    """Replaces `old` with `new` in all objects that hold `old`."""
     # Lists are updated first, because setting an attribute of a layer appends
     # the variable to the list of weights if the list does not contain it.
     for root, path in sorted(
-        found.places, key=lambda p: not CACHES.intersection(p[1])
+        old.places, key=lambda p: not CACHES.intersection(p[1])
     ):
         holder = root
         for part in path[:-1]:

@@ -47,7 +47,10 @@ class _Step(MeshStep):
             len(layer._trainable_weights) + len(layer._non_trainable_weights)
             for layer in (*self.model._flatten_layers(), *self.model.metrics)
             if id(layer) not in mean_of_loss
-        ) + sum(len(one.variables) for one in optimizers_of_model.values())
+        ) + sum(
+            len(optimizer.variables)
+            for optimizer in optimizers_of_model.values()
+        )
 
     def run(self, batch: Any) -> Any:
         outputs = self.model_step(batch)

@@ -23,18 +23,20 @@ def summary(
     """Prints the summary of a model, and how a mesh shards its weights."""
     original(model, line_length, positions, print_fn, *args, **kwargs)
     variables = [
-        one for one in model.weights if isinstance(one, HostReadableVariable)
+        variable
+        for variable in model.weights
+        if isinstance(variable, HostReadableVariable)
     ]
     if not variables:
         return
     weights = [
         Weight(
-            one.name.removesuffix(":0"),
-            axes_of_layout(one.layout),
-            tuple(one.shape.as_list()),
-            one.dtype.name,
+            variable.name.removesuffix(":0"),
+            axes_of_layout(variable.layout),
+            tuple(variable.shape.as_list()),
+            variable.dtype.name,
         )
-        for one in variables
+        for variable in variables
     ]
     summary_lines.print_lines(
         summary_lines.describe(weights, variables[0].layout.mesh),
