@@ -58,14 +58,14 @@ def record(
 ) -> Any:
     """Applies `tf.custom_gradient(f)` in a graph, and records its gradient."""
     results = original(f, args, kwargs)
-    for one in tf.nest.flatten(results, expand_composites=True):
-        if not tf.is_symbolic_tensor(one):
+    for result in tf.nest.flatten(results, expand_composites=True):
+        if not tf.is_symbolic_tensor(result):
             continue
-        name = tf_private.gradient_name_of(one.op)
+        name = tf_private.gradient_name_of(result.op)
         if name is not None:
             if _before_collection not in gc.callbacks:
                 gc.callbacks.append(_before_collection)
-            _kept[name] = weakref.ref(one.graph)
+            _kept[name] = weakref.ref(result.graph)
             # One operation creates all results that have a gradient.
             break
     return results
@@ -79,8 +79,8 @@ def _before_collection(phase: str, info: dict[str, int]) -> None:
     graph uses are known.
     """
     if phase == "start" and info["generation"] == 2:
-        for name, found in list(_kept.items()):
-            graph = found()
+        for name, reference in list(_kept.items()):
+            graph = reference()
             if graph is None:
                 del _kept[name]
             elif _is_ours(graph):

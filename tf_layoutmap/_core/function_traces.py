@@ -66,10 +66,13 @@ def is_recorded(*weights: Any, resumes: bool) -> bool:
         first run and the run for the gradients look up the same rows.
     """
     _add_to_graphs(
-        {id(one): _IsRecorded(weakref.ref(one), resumes) for one in weights}
+        {
+            id(weight): _IsRecorded(weakref.ref(weight), resumes)
+            for weight in weights
+        }
     )
     # No weight is skipped, because each of them must be accessed.
-    return any([_is_recorded(one, resumes) for one in weights])
+    return any([_is_recorded(weight, resumes) for weight in weights])
 
 
 def depends_on(decide: Callable[[], bool]) -> bool:

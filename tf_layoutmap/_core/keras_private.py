@@ -485,8 +485,8 @@ def accumulated_gradients(
 ) -> list[keras.Variable]:
     """Returns the variable of accumulated gradients for each variable."""
     return [
-        optimizer._accumulated_gradients[optimizer._get_variable_index(one)]
-        for one in variables
+        optimizer._accumulated_gradients[optimizer._get_variable_index(v)]
+        for v in variables
     ]
 
 
@@ -562,7 +562,7 @@ def batches_at(adapter: Any, indices: tf.data.Dataset) -> tf.data.Dataset:
         indices, tf.data.Dataset.from_tensors(arrays).repeat()
     ).map(
         lambda where, values: keras.tree.traverse(
-            lambda one: select(one, where), values
+            lambda leaf: select(leaf, where), values
         ),
         num_parallel_calls=tf.data.AUTOTUNE,
     )
@@ -599,20 +599,20 @@ def values_in_a_trace(variables: Sequence[keras.Variable]) -> Iterator[None]:
     In the traced function, an assignment replaces this value. The variables
     themselves do not change.
     """
-    before = [one._value for one in variables]
+    before = [variable._value for variable in variables]
     try:
-        for one in variables:
-            one._value = tf.zeros(one.shape, one.dtype)
+        for variable in variables:
+            variable._value = tf.zeros(variable.shape, variable.dtype)
             # `assign` calls this attribute of the object instead of the method
             # of its class.
-            one.__dict__["_direct_assign"] = functools.partial(
-                setattr, one, "_value"
+            variable.__dict__["_direct_assign"] = functools.partial(
+                setattr, variable, "_value"
             )
         yield
     finally:
-        for one, value in zip(variables, before):
-            one.__dict__.pop("_direct_assign", None)
-            one._value = value
+        for variable, value in zip(variables, before):
+            variable.__dict__.pop("_direct_assign", None)
+            variable._value = value
 
 
 @contextlib.contextmanager
@@ -624,12 +624,12 @@ def added_at_once(variables: Sequence[keras.Variable]) -> Iterator[None]:
     increments is lost.
     """
     try:
-        for one in variables:
-            one.__dict__["assign_add"] = functools.partial(_add_at_once, one)
+        for v in variables:
+            v.__dict__["assign_add"] = functools.partial(_add_at_once, v)
         yield
     finally:
-        for one in variables:
-            one.__dict__.pop("assign_add", None)
+        for v in variables:
+            v.__dict__.pop("assign_add", None)
 
 
 def _add_at_once(variable: keras.Variable, value: Any) -> None:

@@ -69,7 +69,7 @@ _MEANINGS = {"Embedding": "ShardedEmbedding"}
 
 def _advice(package: str, homes: dict[str, str], name: str) -> str:
     """Returns a sentence that suggests a similar name or lists all names."""
-    known = {_simplified(one): one for one in homes}
+    known = {_simplified(name): name for name in homes}
     name = _MEANINGS.get(name, name)
     if "." not in package and not name.startswith("_"):
         # Modules of this package are also searched. For example,
@@ -78,11 +78,15 @@ def _advice(package: str, homes: dict[str, str], name: str) -> str:
         # import.
         for child, home in homes.items():
             if ":" not in home:
-                for one in importlib.import_module(home).__all__:
-                    known.setdefault(_simplified(one), f"{child}.{one}")
-    found = difflib.get_close_matches(_simplified(name), known, n=1, cutoff=0.7)
-    if found:
-        return f"Did you mean '{package}.{known[found[0]]}'?"
+                for public_name in importlib.import_module(home).__all__:
+                    known.setdefault(
+                        _simplified(public_name), f"{child}.{public_name}"
+                    )
+    matches = difflib.get_close_matches(
+        _simplified(name), known, n=1, cutoff=0.7
+    )
+    if matches:
+        return f"Did you mean '{package}.{known[matches[0]]}'?"
     return f"Its public names are: {', '.join(sorted(homes))}."
 
 
@@ -150,9 +154,9 @@ class _RegisteringFinder:
         classes = self._waiting.pop(name, None)
         if classes is None:
             return None
-        others = (one for one in sys.meta_path if one is not self)
-        specs = (one.find_spec(name, path, target) for one in others)
-        spec = next((one for one in specs if one is not None), None)
+        others = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
         loader: Any = spec and spec.loader
         if loader is not None:
             execute = loader.exec_module

@@ -431,5 +431,5 @@ def dot_interaction_grad(
             tf.gather(padded, indices, axis=1), [-1, size, size]
         )
     symmetric = square + tf.transpose(square, [0, 2, 1])
-    found = tf.matmul(symmetric, tf.stack(list(features), axis=1))
-    return tf.unstack(found, num=size, axis=1)
+    feature_gradients = tf.matmul(symmetric, tf.stack(list(features), axis=1))
+    return tf.unstack(feature_gradients, num=size, axis=1)

@@ -41,10 +41,10 @@ _WRAPPED_OP = re.compile(r"^\{\{function_node __wrapped__[^}]*\}\} ")
 _OP_NAME = re.compile(r" \[Op:LayoutMap>\w+\](?: name: .*)?$")
 
 
-def _check_version(found: str, built_for: str) -> None:
+def _check_version(installed: str, built_for: str) -> None:
     """Raises `ImportError` if the minor version of TensorFlow differs."""
     other = requirements.other_version(
-        "tensorflow", found, (requirements.minor(built_for),)
+        "tensorflow", installed, (requirements.minor(built_for),)
     )
     if other is not None:
         raise other
@@ -128,7 +128,7 @@ def load_emulation() -> types.ModuleType:
     return _load_library(_EMULATION)
 
 
-def exchange_paths(one: str, other: str) -> None:
+def exchange_paths(path: str, other: str) -> None:
     """Exchanges two files or folders in one atomic operation.
 
     Raises:
@@ -145,13 +145,13 @@ def exchange_paths(one: str, other: str) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS)) from None
     if rename(
         at_working_folder,
-        os.fsencode(one),
+        os.fsencode(path),
         at_working_folder,
         os.fsencode(other),
         exchange,
     ):
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), one, None, other)
+        raise OSError(number, os.strerror(number), path, None, other)
 
 
 # The C++ code of TensorFlow 2.21 uses these functions of Abseil, and exports
@@ -192,7 +192,7 @@ class _InfoLogs:
     @property
     def can_be_hidden(self) -> bool:
         return self._is_found and not any(
-            os.environ.get(one) for one in _LOG_VARIABLES
+            os.environ.get(variable) for variable in _LOG_VARIABLES
         )
 
     @contextlib.contextmanager

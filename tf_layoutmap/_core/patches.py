@@ -58,7 +58,7 @@ def entries_of(group: str) -> tuple[Patch, ...]:
       KeyError: If `group` is not in `GROUPS`.
     """
     module = importlib.import_module(_HOMES[group])
-    return tuple(one for one in module.PATCHES if one.group == group)
+    return tuple(entry for entry in module.PATCHES if entry.group == group)
 
 
 def all_entries() -> list[Patch]:
@@ -240,14 +240,17 @@ def _add(entry: Patch) -> None:
     # entry per name.
     replaced.set_entries(
         sorted(
-            [*replaced.entries, entry], key=lambda one: GROUPS.index(one.group)
+            [*replaced.entries, entry],
+            key=lambda item: GROUPS.index(item.group),
         )
     )
 
 
 def _remove(entry: Patch) -> None:
     replaced = _replaced[entry.key]
-    replaced.set_entries([one for one in replaced.entries if one != entry])
+    replaced.set_entries(
+        [other for other in replaced.entries if other != entry]
+    )
     if not replaced.entries:
         del _replaced[entry.key]
 

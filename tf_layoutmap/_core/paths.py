@@ -18,15 +18,15 @@ def resolve(path: str) -> str:
     return os.path.realpath(local_path(path))
 
 
-def is_same(one: str, other: str) -> bool:
+def is_same(path: str, other: str) -> bool:
     """Returns whether two paths refer to the same file or folder.
 
     The paths can be written differently, and can be symbolic or hard links.
     """
-    one, other = resolve(one), resolve(other)
-    if one == other:
+    path, other = resolve(path), resolve(other)
+    if path == other:
         return True
     try:
-        return os.path.samefile(one, other)
+        return os.path.samefile(path, other)
     except OSError:  # One of the paths does not exist or is not local.
         return False

@@ -313,8 +313,8 @@ def _library_of(initializer: Any) -> _Library | None:
     name = type(initializer).__module__
     for root, library in _LIBRARIES.items():
         if name.startswith(root):
-            found = library()
-            return found if name in (found.module, found.constants) else None
+            loaded = library()
+            return loaded if name in (loaded.module, loaded.constants) else None
     return None
 
 
@@ -333,7 +333,7 @@ def _tensorflow() -> _Library:
         if initializer.seed is not None:
             return _generator_of_seed([initializer.seed, 0])
         # TensorFlow's eager random ops read the seeds in the same way.
-        key, upper = (one or 0 for one in tf.compat.v1.get_seed(None))
+        key, upper = (seed or 0 for seed in tf.compat.v1.get_seed(None))
         if key == upper == 0:
             key, upper = secrets.randbits(63), secrets.randbits(63)
         return tf.constant([0, upper % 2**64, key % 2**64], tf.uint64)

@@ -109,8 +109,8 @@ def is_newer(version: str, minor_version: str) -> bool:
     True
     """
     first, second = (
-        tuple(int(number) for number in minor(one).split("."))
-        for one in (version, minor_version)
+        tuple(int(number) for number in minor(text).split("."))
+        for text in (version, minor_version)
     )
     return first > second
 

@@ -152,8 +152,10 @@ _autograph_config = _private("autograph.core", "config")
 _autograph_config.CONVERSION_RULES = (
     *_private("autograph.core.config", "CONVERSION_RULES"),
     *(
-        _private("autograph.core.config", "DoNotConvert")(f"tf_layoutmap.{one}")
-        for one in ("_core", "embedding", "layers", "sharded", "vocabulary")
+        _private("autograph.core.config", "DoNotConvert")(
+            f"tf_layoutmap.{package}"
+        )
+        for package in ("_core", "embedding", "layers", "sharded", "vocabulary")
     ),
 )
 
@@ -372,12 +374,12 @@ def leave_gradient_to_graph(name: str, graph: Any) -> None:
     if not hasattr(graph, "_layoutmap_gradients"):
         graph._layoutmap_gradients = []
     graph._layoutmap_gradients.append(gradient)
-    found: Any = weakref.ref(
+    reference: Any = weakref.ref(
         gradient, lambda _: _gradients._registry.pop(name, None)
     )
 
     def registered(op: Any, *gradients: Any) -> Any:
-        return found()(op, *gradients)
+        return reference()(op, *gradients)
 
     _gradients._registry[name] = {
         tag: registered if value is gradient else value
@@ -396,11 +398,11 @@ def tensors_used_by(graph: Any) -> list[Any]:
     any graph whose symbolic tensors are captured, are also included.
     """
     graphs, tensors = [graph], []
-    for one in graphs:
-        if not isinstance(one, FuncGraph):
+    for current in graphs:
+        if not isinstance(current, FuncGraph):
             continue
-        outside = [one.outer_graph]
-        for tensor in one.external_captures:
+        outside = [current.outer_graph]
+        for tensor in current.external_captures:
             if tf.is_symbolic_tensor(tensor):
                 outside.append(tensor.graph)
             else:
@@ -419,10 +421,10 @@ _private("framework.ops", "Graph._get_function")
 def names_of_functions(node: Any) -> list[str]:
     """Returns the names of the functions that a `NodeDef` calls."""
     return [
-        one.name
+        function.name
         for _, value in sorted(node.attr.items())
-        for one in (value.func, *value.list.func)
-        if one.name
+        for function in (value.func, *value.list.func)
+        if function.name
     ]
 
 
@@ -447,7 +449,7 @@ for _name in ("list_function_names", "get_function_def"):
 
 def function_names() -> set[str]:
     """Returns the names of all functions of this process."""
-    return {tf.compat.as_str(one) for one in _context().list_function_names()}
+    return {tf.compat.as_str(name) for name in _context().list_function_names()}
 
 
 def function_def(name: str) -> Any:
@@ -980,14 +982,14 @@ def shuffle_seeds(dataset: tf.data.Dataset) -> list[tuple[int, int]]:
     samples.
     """
     datasets = [dataset]
-    for one in datasets:
-        datasets += one._inputs()
-    if any(isinstance(one, _FILE_DATASETS) for one in datasets):
+    for source in datasets:
+        datasets += source._inputs()
+    if any(isinstance(source, _FILE_DATASETS) for source in datasets):
         return []
     return [
-        (int(one._seed), int(one._seed2))
-        for one in datasets
-        if isinstance(one, _ShuffleDataset)
+        (int(source._seed), int(source._seed2))
+        for source in datasets
+        if isinstance(source, _ShuffleDataset)
     ]
 
 
@@ -1094,7 +1096,7 @@ class _WithoutIndependentOps(set):
 
     def update(self, *others: Iterable[Any]) -> None:
         for ops in others:
-            super().update(one for one in ops if one not in self.independent)
+            super().update(op for op in ops if op not in self.independent)
 
 
 def run_independently_of_results(op: Any) -> None:
@@ -1247,8 +1249,8 @@ _ERROR_TAG = re.compile(
 
 def tags_of_error(message: str) -> Iterator[tuple[int, int, Any]]:
     """Yields the start, the end and the tag of each `{{type name}}`."""
-    for found in _ERROR_TAG.finditer(message):
-        yield *found.span(), ErrorTag(found["type"], found["name"])
+    for match in _ERROR_TAG.finditer(message):
+        yield *match.span(), ErrorTag(match["type"], match["name"])
 
 
 def shorten_message(error: tf.errors.OpError, message: str) -> None:
