@@ -44,25 +44,25 @@ def feature_rows(report: Any) -> list[list[str]]:
             "out of range",
         ]
     ]
-    for name, one in report.features.items():
-        outside = f"{one['num_out_of_range']:,}"
-        if one["num_out_of_range"]:
+    for name, feature in report.features.items():
+        outside = f"{feature['num_out_of_range']:,}"
+        if feature["num_out_of_range"]:
             outside += (
-                f" ({one['lowest_out_of_range']:,} to "
-                f"{one['highest_out_of_range']:,})"
+                f" ({feature['lowest_out_of_range']:,} to "
+                f"{feature['highest_out_of_range']:,})"
             )
         rows.append(
             [
                 name,
-                one["table"],
-                f"{one['num_samples']:,}",
-                f"{one['num_ids']:,}",
-                f"{one['num_distinct']:,}",
-                f"{one['mean_ids_per_sample']:.2f}",
-                f"{one['max_ids_per_sample']:,}",
-                f"{one['num_empty']:,}",
-                f"{one['padding_waste']:.1%}",
-                f"{one['unique_ratio']:.1%}",
+                feature["table"],
+                f"{feature['num_samples']:,}",
+                f"{feature['num_ids']:,}",
+                f"{feature['num_distinct']:,}",
+                f"{feature['mean_ids_per_sample']:.2f}",
+                f"{feature['max_ids_per_sample']:,}",
+                f"{feature['num_empty']:,}",
+                f"{feature['padding_waste']:.1%}",
+                f"{feature['unique_ratio']:.1%}",
                 outside,
             ]
         )
@@ -84,20 +84,20 @@ def table_rows(report: Any) -> list[list[str]]:
             "slot variables",
         ]
     ]
-    for name, one in report.tables.items():
+    for name, table in report.tables.items():
         rows.append(
             [
                 name,
-                f"{one['num_rows']:,}",
-                str(one["dim"]),
-                f"{one['num_distinct']:,} keys"
-                if "proposal" in one
-                else f"{one['num_distinct']:,} ({one['coverage']:.1%})",
-                f"{one['num_lookups']:,}",
-                f"{one['share_of_hottest'][1]:.1%}",
-                f"{one['share_of_hottest'][100]:.1%}",
-                _bytes(one["num_bytes"]),
-                _bytes(one["num_slot_bytes"]),
+                f"{table['num_rows']:,}",
+                str(table["dim"]),
+                f"{table['num_distinct']:,} keys"
+                if "proposal" in table
+                else f"{table['num_distinct']:,} ({table['coverage']:.1%})",
+                f"{table['num_lookups']:,}",
+                f"{table['share_of_hottest'][1]:.1%}",
+                f"{table['share_of_hottest'][100]:.1%}",
+                _bytes(table["num_bytes"]),
+                _bytes(table["num_slot_bytes"]),
             ]
         )
     return rows
@@ -127,7 +127,7 @@ def split_columns(
     first = min(sizes[0], max(width // 3, 10)) + 1
     parts: list[list[int]] = [[]]
     for column, size in enumerate(sizes[1:], 1):
-        used = first + sum(sizes[one] for one in parts[-1])
+        used = first + sum(sizes[other] for other in parts[-1])
         if parts[-1] and used + size > width:
             parts.append([])
         parts[-1].append(column)
@@ -144,29 +144,29 @@ def page(report: Any) -> str:
         [
             name,
             *(
-                _bytes(one["bytes_by_optimizer"][optimizer])
+                _bytes(table["bytes_by_optimizer"][optimizer])
                 for optimizer in optimizers
             ),
         ]
-        for name, one in report.tables.items()
+        for name, table in report.tables.items()
     ]
     skew = "".join(
         svg_plots.line(
             f"{name}: lookups by rank of the row",
-            one["lookups_by_rank"],
+            table["lookups_by_rank"],
             "rank of the row",
             "lookups",
         )
-        for name, one in report.tables.items()
+        for name, table in report.tables.items()
     )
     sizes = "".join(
         svg_plots.bars(
             f"{name}: samples by number of ids",
-            one["samples_by_size"],
+            feature["samples_by_size"],
             "ids in a sample",
             "samples",
         )
-        for name, one in report.features.items()
+        for name, feature in report.features.items()
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -194,8 +194,8 @@ def proposal_rows(report: Any) -> list[list[str]]:
             "keys in all",
         ]
     ]
-    for name, one in report.tables.items():
-        proposal = one.get("proposal")
+    for name, table in report.tables.items():
+        proposal = table.get("proposal")
         if proposal is not None:
             rows.append(
                 [
@@ -205,7 +205,7 @@ def proposal_rows(report: Any) -> list[list[str]]:
                     f"{proposal['num_keys']:,}",
                     f"{proposal['hit_rate']:.1%}",
                     f"{proposal['max_hit_rate']:.1%}",
-                    f"{one['num_distinct']:,}",
+                    f"{table['num_distinct']:,}",
                 ]
             )
     return rows
@@ -217,15 +217,15 @@ def _open_tables(report: Any) -> str:
     if len(rows) == 1:
         return ""
     plots = ""
-    for name, one in report.tables.items():
-        proposal = one.get("proposal")
+    for name, table in report.tables.items():
+        proposal = table.get("proposal")
         if proposal is None:
             continue
         plots += svg_plots.curves(
             f"{name}: share of lookups served, by rows",
             {
                 f"from {count}": points
-                for count, points in one["hit_rate_by_rows"].items()
+                for count, points in table["hit_rate_by_rows"].items()
             },
             "rows",
             "lookups served",
@@ -254,15 +254,15 @@ def _bytes(count: float) -> str:
 
 def _table(rows: Sequence[Sequence[str]], bad: int | None = None) -> str:
     """Returns an HTML table. Nonzero values of column `bad` are marked."""
-    head = "".join(f"<th>{html.escape(one)}</th>" for one in rows[0])
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in rows[0])
     body = ""
     for row in rows[1:]:
         marked = None if bad is None or row[bad] == "0" else (bad % len(row))
         body += (
             "<tr>"
             + "".join(
-                f"<td{' class=bad' * (i == marked)}>{html.escape(one)}</td>"
-                for i, one in enumerate(row)
+                f"<td{' class=bad' * (i == marked)}>{html.escape(cell)}</td>"
+                for i, cell in enumerate(row)
             )
             + "</tr>"
         )

@@ -124,9 +124,12 @@ class FeatureCounts:
         if len(outside):
             self.num_out_of_range += len(outside)
             known = [
-                one
-                for one in (self.lowest_out_of_range, self.highest_out_of_range)
-                if one is not None
+                bound
+                for bound in (
+                    self.lowest_out_of_range,
+                    self.highest_out_of_range,
+                )
+                if bound is not None
             ]
             self.lowest_out_of_range = min([*known, int(outside.min())])
             self.highest_out_of_range = max([*known, int(outside.max())])
@@ -208,16 +211,16 @@ class KeyCounts:
 
     def add(self, keys: np.ndarray) -> None:
         """Adds the keys of one step. `keys` is `[num_keys]` int64."""
-        found, counts = np.unique(keys, return_counts=True)
-        places = np.searchsorted(self._keys, found)
-        is_new = np.ones(len(found), bool)
+        unique_keys, counts = np.unique(keys, return_counts=True)
+        places = np.searchsorted(self._keys, unique_keys)
+        is_new = np.ones(len(unique_keys), bool)
         inside = places < len(self._keys)
-        is_new[inside] = self._keys[places[inside]] != found[inside]
-        new, at = found[is_new], places[is_new]
+        is_new[inside] = self._keys[places[inside]] != unique_keys[inside]
+        new, at = unique_keys[is_new], places[is_new]
         self._keys = np.insert(self._keys, at, new)
         self._lookups = np.insert(self._lookups, at, 0)
         self._unserved = np.insert(self._unserved, at, -1, axis=0)
-        places = np.searchsorted(self._keys, found)
+        places = np.searchsorted(self._keys, unique_keys)
         lookups = self._lookups[places] + counts
         self._lookups[places] = lookups
         unserved = self._unserved[places]
@@ -261,7 +264,9 @@ class KeyCounts:
             return []
         shares = np.cumsum(served) / self._lookups.sum()
         rows = np.unique(np.geomspace(1, len(served), 100).astype(np.int64))
-        return [(int(one), float(shares[one - 1])) for one in rows]
+        return [
+            (int(num_rows), float(shares[num_rows - 1])) for num_rows in rows
+        ]
 
     def propose(self, relative_hit_rate: float) -> Proposal | None:
         """Returns the proposed settings, or None if there are no keys.
@@ -275,12 +280,12 @@ class KeyCounts:
             return None
         most = self.hit_rate(1)
         min_count = max(
-            one
-            for one in MIN_COUNTS
-            if one == 1
+            count
+            for count in MIN_COUNTS
+            if count == 1
             or (
-                len(self.served(one))
-                and self.hit_rate(one) >= relative_hit_rate * most
+                len(self.served(count))
+                and self.hit_rate(count) >= relative_hit_rate * most
             )
         )
         num_keys = len(self.served(min_count))
@@ -301,6 +306,8 @@ def describe_keys(
     return {
         "proposal": proposal and dataclasses.asdict(proposal),
         "hit_rate_by_rows": {
-            one: curve for one in MIN_COUNTS if (curve := counts.curve(one))
+            min_count: curve
+            for min_count in MIN_COUNTS
+            if (curve := counts.curve(min_count))
         },
     }

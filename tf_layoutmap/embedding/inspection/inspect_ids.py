@@ -222,16 +222,16 @@ def inspect_ids(
         )
     keys = {
         config.index_of_table(
-            one, spec, table_configs, "open_tables"
+            table, spec, table_configs, "open_tables"
         ): id_counts.KeyCounts()
-        for one in open_tables
+        for table in open_tables
     }
     features = [
         id_counts.FeatureCounts(
-            None if one.table in keys else spec.table_of(one).num_rows,
-            one.max_sequence_length,
+            None if feature.table in keys else spec.table_of(feature).num_rows,
+            feature.max_sequence_length,
         )
-        for one in spec.features
+        for feature in spec.features
     ]
     num_batches = 0
     num_unique = [0] * len(spec.tables)
@@ -240,7 +240,7 @@ def inspect_ids(
             break
         num_batches += 1
         batch = _features_of(batch, feature_config)
-        found: list[list[np.ndarray]] = [[] for _ in spec.tables]
+        ids_by_table: list[list[np.ndarray]] = [[] for _ in spec.tables]
         for feature, counts, value in zip(
             spec.features, features, tf.nest.flatten(batch)
         ):
@@ -248,8 +248,8 @@ def inspect_ids(
                 feature, value, feature.table in keys
             )
             counts.add(ids, sizes, positions)
-            found[feature.table].append(ids)
-        for table, ids_of_step in enumerate(found):
+            ids_by_table[feature.table].append(ids)
+        for table, ids_of_step in enumerate(ids_by_table):
             all_ids = np.concatenate(ids_of_step)
             unique = np.unique(all_ids)
             if table in keys:
@@ -261,8 +261,8 @@ def inspect_ids(
     return IdReport(
         num_batches,
         {
-            one.name: _describe_feature(spec, one, counts)
-            for one, counts in zip(spec.features, features)
+            feature.name: _describe_feature(spec, feature, counts)
+            for feature, counts in zip(spec.features, features)
         },
         {
             table.name: {
@@ -274,8 +274,10 @@ def inspect_ids(
                         _joined(
                             [
                                 counts
-                                for one, counts in zip(spec.features, features)
-                                if one.table == index
+                                for feature, counts in zip(
+                                    spec.features, features
+                                )
+                                if feature.table == index
                             ]
                         ),
                     )
@@ -337,7 +339,9 @@ def _read_ids(feature: config.FeatureSpec, value: Any, of_keys: bool):
 
 
 def _describe_feature(spec, feature, counts) -> dict[str, Any]:
-    sizes = dict(zip(*(one.tolist() for one in counts.samples_of_size.items())))
+    sizes = dict(
+        zip(*(array.tolist() for array in counts.samples_of_size.items()))
+    )
     return {
         "table": spec.table_of(feature).name,
         "num_samples": counts.num_samples,
@@ -368,11 +372,13 @@ def _joined(features) -> id_counts.RowCounts:
 
 def _describe_open_table(table, keys, relative_hit_rate) -> dict[str, Any]:
     """Returns the description of a table and proposed settings."""
-    found = id_counts.describe_keys(keys, relative_hit_rate)
-    if found["proposal"] is not None:
+    description = id_counts.describe_keys(keys, relative_hit_rate)
+    if description["proposal"] is not None:
         table = dataclasses.replace(
             table,
-            num_rows=OpenVocabulary(found["proposal"]["capacity"]).num_rows,
+            num_rows=OpenVocabulary(
+                description["proposal"]["capacity"]
+            ).num_rows,
         )
     rows = id_counts.RowCounts()
     rows.add(*keys.items())
@@ -380,7 +386,7 @@ def _describe_open_table(table, keys, relative_hit_rate) -> dict[str, Any]:
         **_describe_table(table, rows),
         # Each row has a key (8 bytes), a step (4 bytes) and a count (4 bytes).
         "num_key_bytes": 16 * table.num_rows,
-        **found,
+        **description,
     }
 
 

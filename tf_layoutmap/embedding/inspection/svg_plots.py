@@ -171,7 +171,7 @@ def log_ticks(high: int) -> list[Tick]:
     else:
         step = math.ceil(num_powers / 5)
         numbers = [10**power for power in range(0, num_powers, step)]
-    return [(_on_log_axis(one, high), _short(one)) for one in numbers]
+    return [(_on_log_axis(number, high), _short(number)) for number in numbers]
 
 
 def _on_log_axis(number: float, high: float) -> float:
@@ -227,32 +227,32 @@ def _figure(
 
 
 def _x_axis(name: str, ticks: Sequence[Tick]) -> str:
-    found = ""
+    labels = ""
     for at, label in ticks:
         x, y = _place(at, 0)
-        found += (
+        labels += (
             f'<path d="M{x:.1f} {y:.0f}v4" stroke="#8a93a3"/>'
             f'<text x="{x:.1f}" y="{y + 17:.0f}" '
             f'text-anchor="middle">{label}</text>'
         )
     x, y = _place(0.5, 0)
     return (
-        f'{found}<text x="{x:.0f}" y="{y + 36:.0f}" '
+        f'{labels}<text x="{x:.0f}" y="{y + 36:.0f}" '
         f'text-anchor="middle">{html.escape(name)}</text>'
     )
 
 
 def _y_axis(name: str, ticks: Sequence[Tick]) -> str:
-    found = ""
+    labels = ""
     for at, label in ticks:
         x, y = _place(0, at)
-        found += (
+        labels += (
             f'<path d="M{x:.0f} {y:.1f}H{_WIDTH - 6}" '
             f'stroke="#e3e7ee"/><text x="{x - 6:.0f}" y="{y + 4:.1f}" '
             f'text-anchor="end">{label}</text>'
         )
     _, y = _place(0, 0.5)
     return (
-        f'{found}<text transform="translate(12 {y:.0f}) rotate(-90)" '
+        f'{labels}<text transform="translate(12 {y:.0f}) rotate(-90)" '
         f'text-anchor="middle">{html.escape(name)}</text>'
     )

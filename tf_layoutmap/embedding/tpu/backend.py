@@ -139,8 +139,8 @@ class TPUBackend:
             logging.info("%s", line)
         variables = tables.create_tables(self._tpu, self._cores.hosts)
         for by_name in variables.values():
-            for one in by_name.values():
-                one.watch(self._sync)
+            for host_copy in by_name.values():
+                host_copy.watch(self._sync)
         config = proto.SerializeToString()
         tpu_ops.configure(config)
         self._config = config
@@ -274,10 +274,12 @@ class TPUBackend:
             num_cores = self._cores.num_cores_per_replica
             if core_index is not None and num_cores:
                 values = [
-                    _core_samples(one, core_index, num_cores) for one in values
+                    _core_samples(value, core_index, num_cores)
+                    for value in values
                 ]
                 weights = [
-                    _core_samples(one, core_index, num_cores) for one in weights
+                    _core_samples(weight, core_index, num_cores)
+                    for weight in weights
                 ]
             lists = batches.read_lists(self._spec.features, values, weights)
             checks = batches.check_ids(self._spec, lists.ids) if core else []
@@ -286,7 +288,7 @@ class TPUBackend:
                     lists,
                     mode=mode,
                     ordinal=core.ordinal if core else -1,
-                    combiners=[one.combiner for one in self._spec.tables],
+                    combiners=[table.combiner for table in self._spec.tables],
                     name=name,
                 )
 

@@ -172,7 +172,7 @@ def _devices_of(tensor: tf.Tensor) -> list[str]:
     if source.type == "Identity" and (
         source.inputs[0].op.type == "TPUReplicatedInput"
     ):
-        return [one.device for one in source.inputs[0].op.inputs]
+        return [tensor.device for tensor in source.inputs[0].op.inputs]
     return [tensor.device]
 
 
@@ -291,8 +291,8 @@ class BatchReader:
     def _is_packed(self, features):
         """Returns whether `features` contains packed batches."""
         return not tf.nest.is_nested(features) and all(
-            packing.is_packed(one, self._feature_config)
-            for one in self._replicas.strategy.experimental_local_results(
+            packing.is_packed(batch, self._feature_config)
+            for batch in self._replicas.strategy.experimental_local_results(
                 features
             )
         )
@@ -337,7 +337,7 @@ class BatchReader:
             for feature, value in zip(self._features, tf.nest.flatten(features))
         ]
         if self._cores.num_cores_per_replica and any(
-            isinstance(one, tf.RaggedTensor) for one in values
+            isinstance(value, tf.RaggedTensor) for value in values
         ):
             raise ValueError(
                 "A replica with several cores (SPMD) does not support "
@@ -363,7 +363,8 @@ class BatchReader:
             if settles_shapes:
                 self._shapes.settle(incoming)
             self._shapes.check(
-                incoming, [isinstance(one, tf.RaggedTensor) for one in values]
+                incoming,
+                [isinstance(value, tf.RaggedTensor) for value in values],
             )
 
 
@@ -384,13 +385,16 @@ def check_ids(spec: config.EmbeddingSpec, ids: Sequence[tf.Tensor]) -> list:
     """
     checks = []
     with tf.name_scope(ID_CHECK_SCOPE):
-        for feature, one in zip(spec.features, ids):
+        for feature, feature_ids in zip(spec.features, ids):
             table = spec.table_of(feature)
-            lowest, highest = tf.reduce_min(one), tf.reduce_max(one)
+            lowest, highest = (
+                tf.reduce_min(feature_ids),
+                tf.reduce_max(feature_ids),
+            )
             # For an empty tensor, the minimum and the maximum are not ids, so
             # the size is checked separately.
             is_inside = tf.logical_or(
-                tf.equal(tf.size(one), 0),
+                tf.equal(tf.size(feature_ids), 0),
                 tf.logical_and(lowest >= 0, highest < table.num_rows),
             )
             sentence = (
@@ -413,4 +417,4 @@ def check_ids(spec: config.EmbeddingSpec, ids: Sequence[tf.Tensor]) -> list:
                     summarize=3,
                 )
             )
-    return [one for one in checks if one is not None]
+    return [check for check in checks if check is not None]

@@ -212,22 +212,22 @@ def read_spec(
         rows than a 32-bit id can represent.
     """
     optimizers = [
-        optimizer if one.optimizer is None else one.optimizer
-        for one in table_configs
+        optimizer if table_config.optimizer is None else table_config.optimizer
+        for table_config in table_configs
     ]
     learning_rates: list[Callable[[], Any]] = []
-    for table, one in zip(spec.tables, optimizers):
-        if one is None:
+    for table, table_optimizer in zip(spec.tables, optimizers):
+        if table_optimizer is None:
             raise ValueError(
                 f"{type(None)} is an unsupported optimizer class; under "
                 "TPUStrategy every table requires an optimizer of "
                 f"tf.tpu.experimental.embedding (table {table.name!r})."
             )
-        if isinstance(one, optimizer_specs.HostOptimizer):
+        if isinstance(table_optimizer, optimizer_specs.HostOptimizer):
             raise ValueError(
-                f"{type(one).__name__} is an optimizer of the host engine, "
-                "which a TPU does not support. Under TPUStrategy, use an "
-                "optimizer of tf.tpu.experimental.embedding, or pass "
+                f"{type(table_optimizer).__name__} is an optimizer of the host "
+                "engine, which a TPU does not support. Under TPUStrategy, use "
+                "an optimizer of tf.tpu.experimental.embedding, or pass "
                 f'engine="host" (table {table.name!r}).'
             )
         if table.num_rows > MAX_NUM_ROWS:
@@ -236,14 +236,14 @@ def read_spec(
                 f"{MAX_NUM_ROWS} rows. Received: "
                 f"{table.num_rows} (table {table.name!r})."
             )
-        rate = one.learning_rate
+        rate = table_optimizer.learning_rate
         if callable(rate) and rate not in learning_rates:
             learning_rates.append(rate)
     return TPUSpec(
         spec,
         tuple(optimizers),
-        tuple(one.name for one in feature_configs),
-        tuple(one.quantization_config for one in table_configs),
+        tuple(feature.name for feature in feature_configs),
+        tuple(table.quantization_config for table in table_configs),
         learning_rates,
     )
 
@@ -389,7 +389,7 @@ def core_of(device: str) -> Core:
 
 def _devices_of_replicas(extended: Any, num_cores: int | None):
     if num_cores is None:
-        return [[one] for one in extended.worker_devices]
+        return [[device] for device in extended.worker_devices]
     # This private attribute is required because `worker_devices` contains only
     # the first core of each replica.
     return extended._tpu_devices.tolist()

@@ -23,13 +23,13 @@ class OutputShapes:
     def __init__(self, features: Sequence[config.FeatureSpec]):
         self._features = features
         self._shapes: list[Shape | None] = [
-            one.output_shape for one in features
+            feature.output_shape for feature in features
         ]
 
     @property
     def shapes(self) -> list[Shape]:
         """The shapes of all features, which are known after `settle`."""
-        return [one or () for one in self._shapes]
+        return [shape or () for shape in self._shapes]
 
     def settled(self) -> list[tuple[int, ...]]:
         """Returns the shapes of all features, which `settle` has set."""

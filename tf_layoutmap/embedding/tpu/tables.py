@@ -268,17 +268,17 @@ def _check_slots(slots, names, parameters, table):
             f"variables {list(names)}. Received: {slots!r} (table "
             f"{table.name!r})."
         )
-    for name, one in slots.items():
+    for name, slot in slots.items():
         if (
-            not isinstance(one, HostCopy)
-            or one.shape != parameters.shape
-            or (len(one.variables) != len(parameters.variables))
+            not isinstance(slot, HostCopy)
+            or slot.shape != parameters.shape
+            or (len(slot.variables) != len(parameters.variables))
         ):
             raise ValueError(
                 "`slot_variable_creation_fn` must create each slot variable "
                 "as a tf.Variable whose initial value is a callable that "
                 "takes a shape, so that it is sharded like its table. "
-                f"Received: {one!r} for {name!r} (table {table.name!r})."
+                f"Received: {slot!r} for {name!r} (table {table.name!r})."
             )
 
 
@@ -344,8 +344,8 @@ class TableTransfer:
             rule.load(
                 **attrs,
                 **{
-                    name: _read_shard(one, number)
-                    for name, one in shards.items()
+                    name: _read_shard(variables, number)
+                    for name, variables in shards.items()
                 },
             )
 
@@ -355,9 +355,9 @@ class TableTransfer:
             # If an optimizer has no slot variables, the op returns a single
             # tensor.
             values = list(values) if rule.slots else [values]
-            for one, value in zip(shards.values(), values):
-                if number < len(one):
-                    one[number].assign(value)
+            for variables, value in zip(shards.values(), values):
+                if number < len(variables):
+                    variables[number].assign(value)
 
 
 def _read_shard(shards: Sequence[tf.Variable], number: int) -> Any:
