@@ -31,7 +31,9 @@ def compare_with_stock() -> str:
     """
     mesh = tf.experimental.dtensor.create_mesh(
         [("batch", 1), ("model", 2)],
-        devices=[one.name for one in tf.config.list_logical_devices("CPU")[:2]],
+        devices=[
+            device.name for device in tf.config.list_logical_devices("CPU")[:2]
+        ],
     )
     layout_map = tlm.LayoutMap(mesh=mesh)
     layout_map["d.kernel"] = tf.experimental.dtensor.Layout(
@@ -43,9 +45,13 @@ def compare_with_stock() -> str:
         sharded = _trained(_dense_model, _FEATURES, adam)
     _check_equal("A step on a mesh", stock, sharded)
     shape = sharded.get_layer("d").kernel.shape
-    slots = [one for one in sharded.optimizer.variables if one.shape == shape]
+    slots = [
+        variable
+        for variable in sharded.optimizer.variables
+        if variable.shape == shape
+    ]
     if not slots or any(
-        one.value.layout.is_fully_replicated() for one in slots
+        slot.value.layout.is_fully_replicated() for slot in slots
     ):
         raise RuntimeError(
             "The slot variables of a sharded weight must be sharded. Received: "

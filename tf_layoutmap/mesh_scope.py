@@ -106,8 +106,8 @@ def layout_map_scope(
         mesh, or, on exit, if a layout does not fit a variable.
       RuntimeError: If an unsafe pass of DTensor is enabled in this process.
     """
-    found = with_auto_layouts(layout_map, batch_dim, **plan_options)
-    with scope.weights_on_mesh(found, batch_dim) as used:
+    selected_map = with_auto_layouts(layout_map, batch_dim, **plan_options)
+    with scope.weights_on_mesh(selected_map, batch_dim) as used:
         yield used
 
 
@@ -137,10 +137,10 @@ def with_auto_layouts(
         from tf_layoutmap.planning.auto_layouts import AutoLayoutMap
 
         return AutoLayoutMap(batch_dim=batch_dim, **options)
-    given = [name for name, value in options.items() if value is not None]
-    if given:
+    passed = [name for name, value in options.items() if value is not None]
+    if passed:
         raise TypeError(
-            f"Arguments {', '.join(f'`{name}`' for name in given)} of "
+            f"Arguments {', '.join(f'`{name}`' for name in passed)} of "
             'layout_map_scope require layout_map="auto". Received: '
             f"layout_map={layout_map!r}. A LayoutMap has its own mesh."
         )

@@ -254,7 +254,7 @@ class RowPartition:
     @functools.cached_property
     def _rows_in_shard_order(self) -> np.ndarray:
         """Global rows of a callable placement in the order of shards, int64."""
-        found = np.full(self.num_rows, -1, np.int64)
+        global_rows = np.full(self.num_rows, -1, np.int64)
         starts = np.asarray(self.offsets[:-1], np.int64)
         sizes = np.asarray(self.sizes, np.int64)
         for first in range(0, self.num_rows, _CHUNK_ROWS):
@@ -279,18 +279,18 @@ class RowPartition:
                     f"row of a shard. Received: row {wrong} outside the "
                     f"shards of sizes {self.sizes}."
                 )
-            found[starts[shards] + local_rows] = rows
-        if (found < 0).any():
+            global_rows[starts[shards] + local_rows] = rows
+        if (global_rows < 0).any():
             # There are as many rows as positions. If a position has no row,
             # another position therefore has several rows.
-            position = int(np.argmin(found))
+            position = int(np.argmin(global_rows))
             shard = int(np.searchsorted(self.offsets[1:], position, "right"))
             raise ValueError(
                 "A callable placement must assign one global row to every "
                 "row of every shard. Received: no global row for local row "
                 f"{position - self.offsets[shard]} of shard {shard}."
             )
-        return found
+        return global_rows
 
 
 def _even_sizes(num_rows: int, num_shards: int) -> tuple[int, ...]:

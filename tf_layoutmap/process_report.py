@@ -214,7 +214,7 @@ def _is_ours(value: Any) -> bool:
 
 def problems() -> list[str]:
     """Returns the distinct errors of imports of all public names."""
-    found = {}
+    errors = {}
     for name in tf_layoutmap.__all__:
         try:
             value = getattr(tf_layoutmap, name)
@@ -224,8 +224,8 @@ def problems() -> list[str]:
         except ImportError as error:
             # Two messages count as the same error if only the name before
             # "needs" differs.
-            found.setdefault(str(error).partition(" needs ")[2], str(error))
-    return list(found.values())
+            errors.setdefault(str(error).partition(" needs ")[2], str(error))
+    return list(errors.values())
 
 
 def check_process() -> str:

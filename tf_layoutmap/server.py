@@ -149,14 +149,14 @@ def num_threads(
 
 def _read_json(name: str, text: str) -> dict:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError as error:
         raise ValueError(
             f"`{name}` must be JSON. Received: {text!r} ({error})."
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ValueError(f"`{name}` must be a JSON object. Received: {text!r}.")
-    return found
+    return value
 
 
 def main(argv: list[str]) -> None:

@@ -424,11 +424,11 @@ class DeviceMesh(keras.distribution.DeviceMesh):
             differs from the number of axes, or the number of devices differs
             from the size of the grid.
         """
-        found = np.array(
+        grid = np.array(
             device_mesh_lib.list_devices() if devices is None else devices
         )
-        device_mesh_lib.check_grid(shape, axis_names, found)
-        super().__init__(shape, axis_names, found)
+        device_mesh_lib.check_grid(shape, axis_names, grid)
+        super().__init__(shape, axis_names, grid)
 
     @property
     def shape(self) -> Sequence[int]:

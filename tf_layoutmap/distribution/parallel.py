@@ -312,11 +312,11 @@ class ByLayoutMap(Distribution):
             return layout
         if isinstance(layout, Layout):
             return self._layout(axes_of_layout(layout))
-        found = self.get_tensor_layout(variable.path)
+        tensor_layout = self.get_tensor_layout(variable.path)
         return (
             self._layout((None,) * len(variable.shape))
-            if (found is None)
-            else found
+            if (tensor_layout is None)
+            else tensor_layout
         )
 
     def get_tensor_layout(

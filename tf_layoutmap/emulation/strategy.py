@@ -229,9 +229,9 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
             # the programs of other replicas are traced before `fn` returns, and
             # their ops are in the same graph.
             others = {
-                one
-                for one in self.extended.worker_devices
-                if one != self.extended.worker_devices[number]
+                device
+                for device in self.extended.worker_devices
+                if device != self.extended.worker_devices[number]
             }
             new = [
                 op
