@@ -97,10 +97,10 @@ class CheckpointFolder:
 
     def newest(self) -> Saved | None:
         """Returns the newest complete checkpoint."""
-        found = self._all()
-        if not found:
+        saved = self._all()
+        if not saved:
             return None
-        num_done, _, path = found[-1]
+        num_done, _, path = saved[-1]
         return Saved(os.path.join(path, _PREFIX), num_done)
 
     @contextlib.contextmanager
@@ -123,7 +123,9 @@ class CheckpointFolder:
                 raise
             path = os.path.dirname(saved.prefix)
             before = [
-                storage.name_of(one) for _, _, one in self._all() if one != path
+                storage.name_of(other)
+                for _, _, other in self._all()
+                if other != path
             ]
             raise OSError(
                 errno.EIO,
@@ -249,7 +251,7 @@ class CheckpointFolder:
 
     def _all(self) -> list[tuple[int, int, str]]:
         """Returns the complete checkpoints, from oldest to newest."""
-        return [one for one in self._named() if self._is_complete(one[2])]
+        return [entry for entry in self._named() if self._is_complete(entry[2])]
 
     def _named(self) -> list[tuple[int, int, str]]:
         """Returns all paths with the name of a checkpoint, sorted."""
@@ -358,14 +360,14 @@ def check_objects(
         and (
             missing := [
                 path
-                for found, path in _paths_below(nodes, node_id, name).items()
-                if found not in matched and nodes[found].attributes
+                for node, path in _paths_below(nodes, node_id, name).items()
+                if node not in matched and nodes[node].attributes
             ]
         )
     }
     differing = [name for name, _, _ in wrong]
     if lost:
-        examples = [one for missing in lost.values() for one in missing]
+        examples = [example for missing in lost.values() for example in missing]
         differing += examples
         problems.append(
             f"the objects lack {list(lost)}, completely or in part "
@@ -398,17 +400,17 @@ def not_restored(prefix: str, objects: Any) -> str:
     todo = [("", 0, objects)]
     visited = set()
     while todo:
-        path, node_id, found = todo.pop()
-        if id(found) in visited:
+        path, node_id, trackable = todo.pop()
+        if id(trackable) in visited:
             continue
-        visited.add(id(found))
+        visited.add(id(trackable))
         known = {
             child.local_name: child.node_id
             for child in (nodes[node_id].children if node_id >= 0 else ())
         }
-        if node_id < 0 and isinstance(found, tf.Variable):
+        if node_id < 0 and isinstance(trackable, tf.Variable):
             lacking.append(path)
-        for name, child in tf.train.TrackableView.children(found).items():
+        for name, child in tf.train.TrackableView.children(trackable).items():
             todo.append(
                 (f"{path}/{name}".lstrip("/"), known.get(name, -1), child)
             )
@@ -460,7 +462,7 @@ def _match(
     wrong = []
     todo = [("", 0, root)]
     while todo:
-        path, node_id, found = todo.pop()
+        path, node_id, trackable = todo.pop()
         if node_id in matched:
             continue
         matched.add(node_id)
@@ -473,15 +475,15 @@ def _match(
             if (
                 attribute.name != tf_private.VARIABLE_VALUE_KEY
                 or key not in shapes
-                or not hasattr(found, "shape")
+                or not hasattr(trackable, "shape")
             ):
                 continue
-            shape = tf.TensorShape(found.shape)
+            shape = tf.TensorShape(trackable.shape)
             if not shape.is_compatible_with(tf.TensorShape(shapes[key])):
                 wrong.append((repr(path), key, shape.as_list()))
-        if _creates_variables_later(found):
+        if _creates_variables_later(trackable):
             later.update(_paths_below(nodes, node_id))
-        children = tf.train.TrackableView.children(found)
+        children = tf.train.TrackableView.children(trackable)
         for child in node.children:
             name = child.local_name
             if name in children:
@@ -495,24 +497,26 @@ def _match(
     return matched | later, wrong
 
 
-def _creates_variables_later(found: Any) -> bool:
+def _creates_variables_later(trackable: Any) -> bool:
     """Returns whether an object is a layer or optimizer that is not built."""
-    if hasattr(found, "built"):
-        return not found.built
+    if hasattr(trackable, "built"):
+        return not trackable.built
     # The optimizers of tf_keras have no attribute `built`.
-    return hasattr(found, "iterations") and not getattr(found, "_built", False)
+    return hasattr(trackable, "iterations") and not getattr(
+        trackable, "_built", False
+    )
 
 
 def _paths_below(nodes: Any, node_id: int, path: str = "") -> dict[int, str]:
     """Returns the paths of a node and all its descendants, by node."""
-    found: dict[int, str] = {}
+    paths: dict[int, str] = {}
     todo = [(node_id, path)]
     while todo:
-        one, path = todo.pop()
-        if one not in found:
-            found[one] = path
+        node, path = todo.pop()
+        if node not in paths:
+            paths[node] = path
             todo.extend(
                 (child.node_id, f"{path}/{child.local_name}")
-                for child in nodes[one].children
+                for child in nodes[node].children
             )
-    return found
+    return paths

@@ -44,26 +44,26 @@ def claim(processes: Sequence[Process]) -> None:
     Raises:
       RuntimeError: If another coordinator that still runs uses a server.
     """
-    servers = [one for one in processes if one.job == "ps"]
-    own = _description(servers[0])
+    servers = [server for server in processes if server.job == "ps"]
+    description = _description(servers[0])
     claimed: list[Process] = []
     try:
         for server in servers:
-            _claim(server, own, processes)
+            _claim(server, description, processes)
             claimed.append(server)
     except BaseException:
         for server in claimed:
-            _replace(server, own, "")
+            _replace(server, description, "")
         raise
 
 
-def _claim(server: Process, own: str, processes: Sequence[Process]):
+def _claim(server: Process, description: str, processes: Sequence[Process]):
     expected = ""
     while True:
-        found = _replace(server, expected, own)
-        if found in (expected, own):
+        text = _replace(server, expected, description)
+        if text in (expected, description):
             return
-        owner = _read(found)
+        owner = _read(text)
         if owner.get("token") != _TOKEN and _runs(owner):
             raise RuntimeError(
                 f"The server {server.name} is used by another coordinator: "
@@ -73,7 +73,7 @@ def _claim(server: Process, own: str, processes: Sequence[Process]):
             )
         if owner.get("token") != _TOKEN:
             _close_contexts(owner, processes)
-        expected = found
+        expected = text
 
 
 def _replace(server: Process, expected: str, claim: str) -> str:
@@ -105,8 +105,8 @@ def _own_address(server: Process) -> str:
     host, _, port = server.address.rpartition(":")
     with socket.create_connection(
         (host.strip("[]"), int(port)), _ANSWER_SECONDS
-    ) as one:
-        return one.getsockname()[0]
+    ) as connection:
+        return connection.getsockname()[0]
 
 
 def _listen(host: str) -> socket.socket:
@@ -134,19 +134,23 @@ def _listen(host: str) -> socket.socket:
 
 def _read(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _runs(owner: dict[str, Any]) -> bool:
     """Returns whether a coordinator still runs."""
     try:
         host, port = owner["address"]
-        with socket.create_connection((host, port), _ANSWER_SECONDS) as one:
+        with socket.create_connection(
+            (host, port), _ANSWER_SECONDS
+        ) as connection:
             try:
-                answer = one.recv(len(_TOKEN), socket.MSG_WAITALL).decode()
+                answer = connection.recv(
+                    len(_TOKEN), socket.MSG_WAITALL
+                ).decode()
             except TimeoutError:
                 return True  # The process is stopped or busy.
         # Another program may use the port of a coordinator that has ended.
@@ -167,10 +171,10 @@ def _close_contexts(owner: dict[str, Any], processes: Sequence[Process]):
     # The fields `context_id` and `context_view_id` of `CloseContextRequest`.
     # The server ignores requests with an old view.
     request = struct.pack("<BQBQ", 0x09, context % 2**64, 0x11, 2**63 - 1)
-    channels = [grpc.insecure_channel(one.address) for one in processes]
+    channels = [grpc.insecure_channel(process.address) for process in processes]
     calls = [
-        one.unary_unary(_CLOSE).future(request, timeout=_CLOSE_SECONDS)
-        for one in channels
+        channel.unary_unary(_CLOSE).future(request, timeout=_CLOSE_SECONDS)
+        for channel in channels
     ]
     for call in calls:
         call.exception()  # A context that does not exist is not an error.

@@ -122,7 +122,7 @@ def connect(
     )
     # TensorFlow connects without a deadline.
     answers.watch(
-        [one.address for one in all_processes],
+        [process.address for process in all_processes],
         deadline,
         num_servers=len(jobs["ps"]),
     )
@@ -263,7 +263,10 @@ def check_answers(answers: Mapping[Process, Any]):
       RuntimeError: If a process did not answer, does not have the package's
         ops, or has other versions than this process.
     """
-    own = {"tensorflow": tf.__version__, "tf_layoutmap": _version.__version__}
+    versions = {
+        "tensorflow": tf.__version__,
+        "tf_layoutmap": _version.__version__,
+    }
     remedy = _REMEDY.format(tensorflow=tf.__version__)
     for process, answer in answers.items():
         if answer is None:
@@ -285,8 +288,8 @@ def check_answers(answers: Mapping[Process, Any]):
             ) from answer
         same = (
             requirements.minor(answer.get("tensorflow", ""))
-            == requirements.minor(own["tensorflow"])
-            and answer.get("tf_layoutmap") == own["tf_layoutmap"]
+            == requirements.minor(versions["tensorflow"])
+            and answer.get("tf_layoutmap") == versions["tf_layoutmap"]
         )
         if not same:
             raise RuntimeError(

@@ -118,7 +118,7 @@ def check_worker_dataset_function(traced: Any) -> None:
     Raises:
       ValueError: If the function uses a dataset of this process.
     """
-    if any(one.dtype == tf.variant for one in traced.inputs):
+    if any(tensor.dtype == tf.variant for tensor in traced.inputs):
         raise ValueError(
             "Argument `dataset_fn` must not use a tf.data.Dataset that was "
             "created outside of it: that dataset is in this process, and "
@@ -145,9 +145,10 @@ def _requires_argument(function: Callable[..., Any]) -> bool:
     except ValueError:  # C functions may have no signature.
         return False
     return any(
-        one.default is one.empty
-        and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
-        for one in parameters
+        parameter.default is parameter.empty
+        and parameter.kind
+        in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        for parameter in parameters
     )
 
 

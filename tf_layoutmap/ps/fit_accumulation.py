@@ -70,7 +70,7 @@ def apply_gradients(
         original(optimizer, grads, trainable_variables)
         return
     sums = keras_private.accumulated_gradients(optimizer, trainable_variables)
-    grads = [one + before for one, before in zip(grads, sums)]
+    grads = [grad + before for grad, before in zip(grads, sums)]
     if not applies:
         _assign_all(sums, grads)
         keras_private.update_averages(optimizer)
@@ -78,10 +78,12 @@ def apply_gradients(
     steps = optimizer.gradient_accumulation_steps
     optimizer.gradient_accumulation_steps = None
     try:
-        original(optimizer, [one / steps for one in grads], trainable_variables)
+        original(
+            optimizer, [grad / steps for grad in grads], trainable_variables
+        )
     finally:
         optimizer.gradient_accumulation_steps = steps
-    _assign_all(sums, [tf.zeros(one.shape, one.dtype) for one in sums])
+    _assign_all(sums, [tf.zeros(total.shape, total.dtype) for total in sums])
 
 
 def _assign_all(variables: Sequence[Any], values: Sequence[Any]) -> None:

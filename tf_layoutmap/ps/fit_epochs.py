@@ -93,13 +93,16 @@ class StepBody:
     def _run(self, batch: Any) -> tf.Tensor:
         values = self._call_step(batch)
         self._shapes = [
-            (tuple(one.shape.as_list()), one.dtype.as_numpy_dtype)
-            for one in values
+            (tuple(value.shape.as_list()), value.dtype.as_numpy_dtype)
+            for value in values
         ]
         return tf.concat(
             [
                 [tf.cast(num_samples(batch), tf.float64)],
-                *(tf.reshape(tf.cast(one, tf.float64), [-1]) for one in values),
+                *(
+                    tf.reshape(tf.cast(value, tf.float64), [-1])
+                    for value in values
+                ),
             ],
             axis=0,
         )
@@ -146,10 +149,10 @@ def num_samples(batch: Any) -> tf.Tensor:
     parts = batch if isinstance(batch, tuple) else (batch,)
     # The size of the labels is preferred, because features may be packed.
     tensors = [
-        one
+        tensor
         for part in (*parts[1:2], *parts[:1])
-        for one in tf.nest.flatten(part)
-        if one is not None
+        for tensor in tf.nest.flatten(part)
+        if tensor is not None
     ]
     first = tensors[0]
     if isinstance(first, tf.RaggedTensor):

@@ -60,7 +60,10 @@ class Keras3:
             ):
                 logs = step(batch)
                 _check_logs(model, logs, verb)
-                return [tf.convert_to_tensor(one.value) for one in variables]
+                return [
+                    tf.convert_to_tensor(variable.value)
+                    for variable in variables
+                ]
 
         return tf.autograph.experimental.do_not_convert(counting)
 
@@ -111,7 +114,9 @@ class Keras3:
 
 def _metric_variables(model: Any) -> list[Any]:
     variables = model.metrics_variables
-    other = [one.path for one in variables if one.aggregation != "sum"]
+    other = [
+        variable.path for variable in variables if variable.aggregation != "sum"
+    ]
     if other:
         raise ValueError(
             "Metrics on parameter servers must have variables with "
@@ -123,7 +128,7 @@ def _metric_variables(model: Any) -> list[Any]:
 
 def _counters(model: Any) -> list[Any]:
     """Returns the step counters of all optimizers in a model and its layers."""
-    found = []
+    counters = []
     for optimizer in (
         model.optimizer,
         *(
@@ -133,10 +138,10 @@ def _counters(model: Any) -> list[Any]:
     ):
         while isinstance(optimizer, keras.optimizers.Optimizer):
             counter = keras_private.step_counter_of(optimizer)
-            if not any(one is counter for one in found):
-                found.append(counter)
+            if not any(other is counter for other in counters):
+                counters.append(counter)
             optimizer = getattr(optimizer, "inner_optimizer", None)
-    return found
+    return counters
 
 
 def _check_logs(model: Any, logs: Any, verb: str) -> None:

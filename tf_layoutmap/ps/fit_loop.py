@@ -231,7 +231,7 @@ def _fit(
         )
         first_step = 0
         if validation_data is not None and _is_due(validation_freq, epoch):
-            found = (
+            test_logs = (
                 _evaluate(keras, model, test, callback_list, validation_steps)
                 if test
                 else (
@@ -245,7 +245,9 @@ def _fit(
                     )
                 )
             )
-            logs.update((f"val_{name}", one) for name, one in found.items())
+            logs.update(
+                (f"val_{name}", value) for name, value in test_logs.items()
+            )
         callback_list.on_epoch_end(epoch, logs)
         if model.stop_training:
             break
@@ -361,7 +363,9 @@ def _logs(
     keras: KerasVersion, model: Any, verb: str, progress: Progress
 ) -> dict[str, Any]:
     return tf.nest.map_structure(
-        lambda one: float(one) if np.ndim(one) == 0 else np.asarray(one),
+        lambda value: (
+            float(value) if np.ndim(value) == 0 else np.asarray(value)
+        ),
         keras.add(model, verb, progress.values),
     )
 
@@ -447,16 +451,18 @@ def read_arguments(
       ValueError: If an argument that is only valid for arrays is passed, or a
         number of steps is below 1.
     """
-    given = inspect.signature(original).bind(model, *args, **kwargs).arguments
-    given = {**given, **given.pop("kwargs", {})}
-    data = given.pop("x", None)
+    arguments = (
+        inspect.signature(original).bind(model, *args, **kwargs).arguments
+    )
+    arguments = {**arguments, **arguments.pop("kwargs", {})}
+    data = arguments.pop("x", None)
     if not isinstance(data, Datasets):
         return None
-    given.pop(next(iter(inspect.signature(original).parameters)))
+    arguments.pop(next(iter(inspect.signature(original).parameters)))
     for name in _IGNORED_ARGUMENTS:
-        given.pop(name, None)
+        arguments.pop(name, None)
     for name in _ARRAY_ARGUMENTS:
-        value = given.pop(name, None)
+        value = arguments.pop(name, None)
         if value is not None and not (
             name == "validation_split" and value == 0
         ):
@@ -467,9 +473,9 @@ def read_arguments(
                 f"Received: {value!r}."
             )
     for name in ("steps_per_epoch", "validation_steps", "steps"):
-        if given.get(name) is not None:
-            checks.check_int(name, given[name], lowest=1)
-    return {"data": data, **given}
+        if arguments.get(name) is not None:
+            checks.check_int(name, arguments[name], lowest=1)
+    return {"data": data, **arguments}
 
 
 def callbacks_of(callbacks: Any, kind: type) -> list[Any]:
@@ -481,9 +487,11 @@ def callbacks_of(callbacks: Any, kind: type) -> list[Any]:
       kind: The class.
     """
     return [
-        one
-        for one in tf.nest.flatten(getattr(callbacks, "callbacks", callbacks))
-        if isinstance(one, kind)
+        callback
+        for callback in tf.nest.flatten(
+            getattr(callbacks, "callbacks", callbacks)
+        )
+        if isinstance(callback, kind)
     ]
 
 

@@ -55,7 +55,7 @@ class TfKeras:
 
         def without_logs(batch: Any) -> list[tf.Tensor]:
             logs = step(batch)
-            metric_names = {one.name for one in model.metrics}
+            metric_names = {metric.name for metric in model.metrics}
             if not isinstance(logs, dict) or not set(logs) <= metric_names:
                 raise ValueError(
                     f"`{verb}_step` on parameter servers must return the "
@@ -91,17 +91,17 @@ class TfKeras:
 
     def backups(self, callbacks: Any) -> list[Any]:
         """Returns all BackupAndRestore callbacks."""
-        found = fit_loop.callbacks_of(
+        backups = fit_loop.callbacks_of(
             callbacks, tf_keras.callbacks.BackupAndRestore
         )
-        for one in found:
-            if one.save_freq != "epoch":
+        for callback in backups:
+            if callback.save_freq != "epoch":
                 raise ValueError(
                     "Argument `save_freq` of BackupAndRestore must be "
                     '"epoch" on parameter servers, where tf_keras skips '
-                    f"all other backups. Received: {one.save_freq!r}."
+                    f"all other backups. Received: {callback.save_freq!r}."
                 )
-        return found
+        return backups
 
     def start(
         self, model: Any, initial_epoch: int, steps: int | None

@@ -178,7 +178,7 @@ def lock(folder: str) -> FolderLock | FolderClaim | None:
 def _describe(owner: str) -> str:
     """Returns the content of a lock file in words."""
     try:
-        found = json.loads(owner)
-        return f"process {found['process']} on host {found['host']}"
+        description = json.loads(owner)
+        return f"process {description['process']} on host {description['host']}"
     except (ValueError, TypeError, KeyError):
         return "its lock file does not name it yet"

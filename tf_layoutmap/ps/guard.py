@@ -105,8 +105,8 @@ class Guard:
         faults = self._find_faults()
         if not faults.texts and not _CONNECTION.search(error.message):
             return None  # Files and other services raise the same errors.
-        found = self._error_after_loss(faults, error)
-        return lost_calls.error_of(type(found), str(found), error)
+        loss_error = self._error_after_loss(faults, error)
+        return lost_calls.error_of(type(loss_error), str(loss_error), error)
 
     def _check_all_answer(self):
         """Checks that all processes answer within the deadline.
@@ -119,8 +119,8 @@ class Guard:
         Raises:
           LateError: If a process does not answer.
         """
-        found = processes.describe_all(self._processes, self._deadline)
-        if None in found.values():
+        descriptions = processes.describe_all(self._processes, self._deadline)
+        if None in descriptions.values():
             raise waiting.LateError
         self._all_have_answered = True
 

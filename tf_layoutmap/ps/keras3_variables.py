@@ -124,7 +124,7 @@ def _terms_added(value: tf.Tensor, handle: Any) -> list[tf.Tensor] | None:
 
 def _depends(value: tf.Tensor, handle: Any) -> bool:
     """Returns whether a symbolic tensor is computed from a variable."""
-    return any(_is_handle(one, handle) for one in _ancestors(value))
+    return any(_is_handle(ancestor, handle) for ancestor in _ancestors(value))
 
 
 def _ancestors(value: tf.Tensor) -> Iterator[tf.Tensor]:

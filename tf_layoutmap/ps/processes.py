@@ -75,10 +75,10 @@ def processes_of(jobs: Mapping[str, Sequence[str]]) -> list[Process]:
 def count_workers() -> int:
     """Returns the number of workers in the connected cluster."""
     devices = [
-        tf.DeviceSpec.from_string(one.name)
-        for one in tf.config.list_logical_devices("CPU")
+        tf.DeviceSpec.from_string(device.name)
+        for device in tf.config.list_logical_devices("CPU")
     ]
-    return len({one.task for one in devices if one.job == "worker"})
+    return len({device.task for device in devices if device.job == "worker"})
 
 
 def listens(process: Process) -> bool:
@@ -137,21 +137,23 @@ def _read_statuses(
     """Returns the statuses of all processes, or None without an answer."""
     with contextlib.ExitStack() as stack:
         calls = [
-            stack.enter_context(_channel_to(one))
+            stack.enter_context(_channel_to(process))
             .unary_unary(_STATUS)
             .future(b"", timeout=seconds)
-            for one in processes
+            for process in processes
         ]
         return {
-            one: None if call.exception() else call.result()
-            for one, call in zip(processes, calls)
+            process: None if call.exception() else call.result()
+            for process, call in zip(processes, calls)
         }
 
 
 def with_status(processes: Sequence[Process]) -> list[Process]:
     """Returns the processes with their current status, for `find_faults`."""
-    found = _read_statuses(processes, _CONNECT_SECONDS)
-    return [one._replace(status=status) for one, status in found.items()]
+    statuses = _read_statuses(processes, _CONNECT_SECONDS)
+    return [
+        process._replace(status=status) for process, status in statuses.items()
+    ]
 
 
 def wait_until_all_serve(
@@ -173,14 +175,14 @@ def wait_until_all_serve(
             time.sleep(_RETRY_SECONDS)
 
     threads = [
-        threading.Thread(target=wait, args=(one,), daemon=True)
-        for one in processes
+        threading.Thread(target=wait, args=(process,), daemon=True)
+        for process in processes
     ]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    return [fault for one in processes if (fault := faults[one])]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [fault for process in processes if (fault := faults[process])]
 
 
 def check_addresses(jobs: Any) -> dict[str, list[str]]:
@@ -272,21 +274,21 @@ def describe_all(
         except Exception as error:  # The caller handles errors.
             answers.put((process, error))
 
-    for one in processes:
+    for process in processes:
         # The thread is a daemon, because other threads would block the exit of
         # the program.
-        threading.Thread(target=request, args=(one,), daemon=True).start()
-    found: dict[Process, Any] = dict.fromkeys(processes)
+        threading.Thread(target=request, args=(process,), daemon=True).start()
+    replies: dict[Process, Any] = dict.fromkeys(processes)
     deadline = time.monotonic() + seconds
     try:
         for _ in processes:
             process, answer = answers.get(
                 timeout=max(deadline - time.monotonic(), 0)
             )
-            found[process] = answer
+            replies[process] = answer
     except queue.Empty:
         pass
-    return found
+    return replies
 
 
 class Faults(NamedTuple):
@@ -310,31 +312,33 @@ def find_faults(processes: Sequence[Process], seconds: float) -> Faults:
       processes: Result of `with_status`.
       seconds: Timeout for the answers.
     """
-    found = _read_statuses(processes, seconds)
-    silent = [one for one, status in found.items() if status is None]
+    statuses = _read_statuses(processes, seconds)
+    silent = [process for process, status in statuses.items() if status is None]
     if silent:
         # A process that was killed closes its connections before its port. It
         # may also have been restarted during the first attempt.
         time.sleep(_CLOSE_SECONDS)
-        found.update(_read_statuses(silent, _CONNECT_SECONDS))
-    silent = [one for one in silent if found[one] is None]
-    closed = [one for one in silent if not listens(one)]
-    stopped = [one for one in silent if one not in closed]
+        statuses.update(_read_statuses(silent, _CONNECT_SECONDS))
+    silent = [process for process in silent if statuses[process] is None]
+    closed = [process for process in silent if not listens(process)]
+    stopped = [process for process in silent if process not in closed]
     restarted = [
-        one
-        for one, status in found.items()
-        if None not in (status, one.status) and status != one.status
+        process
+        for process, status in statuses.items()
+        if None not in (status, process.status) and status != process.status
     ]
-    lost_servers = [one for one in (*closed, *restarted) if one.job == "ps"]
+    lost_servers = [
+        process for process in (*closed, *restarted) if process.job == "ps"
+    ]
     if closed or stopped or lost_servers:
         # Steps continue if workers are restarted, so the restart of a worker
         # may not be the reason.
-        restarted = [one for one in restarted if one.job == "ps"]
+        restarted = [process for process in restarted if process.job == "ps"]
     return Faults(
         [
-            *(f"{one.name} accepts no connections" for one in closed),
-            *(f"{one.name} was restarted" for one in restarted),
-            *(f"{one.name} does not answer" for one in stopped),
+            *(f"{process.name} accepts no connections" for process in closed),
+            *(f"{process.name} was restarted" for process in restarted),
+            *(f"{process.name} does not answer" for process in stopped),
         ],
         has_lost_server=bool(lost_servers),
         has_stopped=bool(stopped),

@@ -185,12 +185,12 @@ class Rounds:
             calls, error = self._run_once(epoch, todo, last=count - 1)
             errors = []
             for numbers, call in calls:
-                own = waiting.wait_for_error(call.future)
-                if own is None:
+                call_error = waiting.wait_for_error(call.future)
+                if call_error is None:
                     done.update(dict.fromkeys(numbers))
                     done[numbers[-1]] = call
                 else:
-                    errors.append(own)
+                    errors.append(call_error)
             if error is None:
                 break
             failures.add(error, errors)
@@ -342,9 +342,9 @@ class _Failures:
         """Adds the coordinator's error, and the errors of closures."""
         was_enough = self.has_too_many
         failed = [
-            one
-            for one in errors
-            if not isinstance(one, tf.errors.CancelledError)
+            error
+            for error in errors
+            if not isinstance(error, tf.errors.CancelledError)
         ]
         # If an error belongs to no closure, or a dataset has ended, another
         # attempt would raise the same error.

@@ -185,7 +185,7 @@ class Run:
         )
         self._folder = checkpoints.CheckpointFolder(checkpoint_dir, max_to_keep)
         self._checkpoint = tf.train.Checkpoint(**objects)
-        num_workers = sum(one.job == "worker" for one in all_processes)
+        num_workers = sum(process.job == "worker" for process in all_processes)
         self._rounds = rounds.Rounds(
             strategy,
             step_closure.step_of_batch(strategy, step_fn),
@@ -340,10 +340,12 @@ class Run:
                 status = self._checkpoint.read(newest.prefix)
             status.assert_existing_objects_matched()
         except AssertionError as error:
-            found = checkpoints.not_restored(newest.prefix, self._checkpoint)
+            differences = checkpoints.not_restored(
+                newest.prefix, self._checkpoint
+            )
             raise ValueError(
                 "Argument `objects` must match the newest checkpoint, "
-                f"{newest.prefix!r}: {found or error}"
+                f"{newest.prefix!r}: {differences or error}"
             ) from None
         return newest.num_done
 

@@ -61,7 +61,7 @@ class ScheduledCall(NamedTuple):
         if not self.remote:
             return copied
         return tf.nest.map_structure(
-            lambda one: one.numpy() if hasattr(one, "numpy") else one,
+            lambda value: value.numpy() if hasattr(value, "numpy") else value,
             self.remote[0],
         )
 

@@ -71,8 +71,8 @@ def call_with_deadline(
             ended.put((None, error))
 
     def watch():
-        for one in watched:
-            wait_for_error(one)  # `join` raises the error.
+        for remote_value in watched:
+            wait_for_error(remote_value)  # `join` raises the error.
             last[0] = time.monotonic()
 
     for target in (run, watch) if watched else (run,):
