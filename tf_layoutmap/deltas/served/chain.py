@@ -112,8 +112,10 @@ class Meta:
         Args:
           table: Name of the table in `tables`.
         """
-        found = self.tables[table]
-        return found.get("prefix", self.prefix), found.get("table", table)
+        description = self.tables[table]
+        return description.get("prefix", self.prefix), description.get(
+            "table", table
+        )
 
     def writer_of(self, sequence: int) -> str:
         """Returns the writer of a delta, or an empty string if unknown.
@@ -125,18 +127,18 @@ class Meta:
 
     def to_json(self) -> str:
         """Returns the contents of `meta.json`."""
-        found = {"format": FORMAT, **self._attributes()}
-        return json.dumps({**found, "seal": self.seal}, indent=1) + "\n"
+        contents = {"format": FORMAT, **self._attributes()}
+        return json.dumps({**contents, "seal": self.seal}, indent=1) + "\n"
 
     def _attributes(self) -> dict[str, Any]:
         """Returns all attributes, without empty optional attributes."""
-        found = dataclasses.asdict(self)
+        attributes = dataclasses.asdict(self)
         for name in _OPTIONAL:
-            if not found[name]:
-                del found[name]
-            elif isinstance(found[name], tuple):
-                found[name] = list(found[name])
-        return found
+            if not attributes[name]:
+                del attributes[name]
+            elif isinstance(attributes[name], tuple):
+                attributes[name] = list(attributes[name])
+        return attributes
 
 
 def meta_from_json(text: str, where: str) -> Meta:
@@ -150,8 +152,8 @@ def meta_from_json(text: str, where: str) -> Meta:
       ValueError: If the text is truncated, modified or in another format.
     """
     try:
-        found = json.loads(text)
-        version, seal = found.pop("format"), found.pop("seal")
+        contents = json.loads(text)
+        version, seal = contents.pop("format"), contents.pop("seal")
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
             f"{where!r} must be a file that tlm.deltas.DeltaWriter has "
@@ -162,20 +164,20 @@ def meta_from_json(text: str, where: str) -> Meta:
             f"{where!r} must be of format {FORMAT}, which this version "
             f"supports. Received: format {version!r}."
         )
-    if seal != _seal(found):
+    if seal != _seal(contents):
         raise ValueError(
             f"{where!r} must be a file that tlm.deltas.DeltaWriter has "
             "written. Received: a modified file, whose seal does not match."
         )
-    fields: dict[str, Any] = dict(found)
+    fields: dict[str, Any] = dict(contents)
     for name in ("merged", "writers"):
-        fields[name] = tuple(found.get(name, ()))
+        fields[name] = tuple(contents.get(name, ()))
     return Meta(**fields)
 
 
-def _seal(found: dict[str, Any]) -> str:
+def _seal(contents: dict[str, Any]) -> str:
     return hashlib.sha256(
-        json.dumps(found, sort_keys=True).encode()
+        json.dumps(contents, sort_keys=True).encode()
     ).hexdigest()
 
 
@@ -248,11 +250,11 @@ def numbers_of(name: str) -> tuple[int, int] | None:
     >>> numbers_of("full-00000012") is None
     True
     """
-    found = re.fullmatch(r"(?:(\d{8})-)?(\d{8})", name)
-    if found is None:
+    match = re.fullmatch(r"(?:(\d{8})-)?(\d{8})", name)
+    if match is None:
         return None
-    last = int(found[2])
-    return (last if found[1] is None else int(found[1])), last
+    last = int(match[2])
+    return (last if match[1] is None else int(match[1])), last
 
 
 def last_sequence(deltas: Sequence[Delta]) -> int:
@@ -313,12 +315,16 @@ def _consecutive(directory: str, sequence: int) -> list[str]:
             f"directory={directory!r}."
         )
     names = _names_after(directory, sequence)
-    found: list[str] = []
+    selected: list[str] = []
     last = sequence
     while any(end > last for _, end in names):
         # Prefers deltas that begin with the next number, and longer deltas.
         begin, end = max(
-            (one for one in names if one[0] <= last + 1 <= one[1]),
+            (
+                numbers
+                for numbers in names
+                if numbers[0] <= last + 1 <= numbers[1]
+            ),
             default=(0, 0),
         )
         if end == 0:
@@ -327,9 +333,9 @@ def _consecutive(directory: str, sequence: int) -> list[str]:
                 f"Deltas must have consecutive numbers. Received: delta "
                 f"{number} after {last} (directory {directory!r})."
             )
-        found.append(names[begin, end])
+        selected.append(names[begin, end])
         last = end
-    return found
+    return selected
 
 
 def _names_after(directory: str, sequence: int) -> dict[tuple[int, int], str]:
@@ -356,21 +362,21 @@ def _names_after(directory: str, sequence: int) -> dict[tuple[int, int], str]:
     def is_complete(name: str) -> bool:
         return storage.is_file(os.path.join(directory, name, META_FILE))
 
-    found = {
+    complete = {
         numbers: name
         for numbers, name in names.items()
         if numbers[1] > sequence and is_complete(name)
     }
     last = sequence
     while True:
-        ends = [end for begin, end in found if begin <= last + 1 <= end]
+        ends = [end for begin, end in complete if begin <= last + 1 <= end]
         if ends:
             last = max(ends)
         elif is_complete(directory_name(last + 1)):
             last += 1
-            found[last, last] = directory_name(last)
+            complete[last, last] = directory_name(last)
         else:
-            return found
+            return complete
 
 
 def read_chain(
@@ -398,7 +404,7 @@ def read_chain(
         another predecessor, or contains a truncated or modified file. The
         message names the delta.
     """
-    found: list[Delta] = []
+    deltas: list[Delta] = []
     for path in paths:
         delta = Delta(path, _read_meta(path))
         meta = delta.meta
@@ -426,10 +432,10 @@ def read_chain(
                 "steps that were lost. Export the model again."
             )
         _check_files(path, meta)
-        found.append(delta)
+        deltas.append(delta)
         writer = ""
         sequence, link = meta.sequence, meta.link
-    return found
+    return deltas
 
 
 def check_applied(directory: str, sequence: int, link: str) -> None:
@@ -447,7 +453,7 @@ def check_applied(directory: str, sequence: int, link: str) -> None:
       ValueError: If the delta with this number is another delta.
     """
     names = _names_after(directory, sequence - 1)
-    for numbers, name in sorted(names.items(), key=lambda one: one[1]):
+    for numbers, name in sorted(names.items(), key=lambda entry: entry[1]):
         if not numbers[0] <= sequence <= numbers[1]:
             continue
         path = os.path.join(directory, name)
@@ -507,11 +513,11 @@ def fingerprint(base: str) -> str:
 
 def checksum(path: str) -> str:
     """Returns the SHA-256 of a file."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with storage.reading(path) as file:
         while chunk := file.read(_CHUNK_BYTES):
-            found.update(chunk)
-    return found.hexdigest()
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _read_meta(path: str) -> Meta:

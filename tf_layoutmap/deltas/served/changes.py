@@ -54,9 +54,9 @@ class VariableChanges:
 
     def apply_to(self, value: Array) -> Array:
         """Returns a copy of the value of the variable with the changes."""
-        found = np.array(value).reshape(self.view)
-        found[self.rows] = self.values
-        return found.reshape(value.shape)
+        changed = np.array(value).reshape(self.view)
+        changed[self.rows] = self.values
+        return changed.reshape(value.shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -88,13 +88,15 @@ class Changes:
 
     def by_key(self) -> dict[str, list[VariableChanges]]:
         """Returns all changes by the checkpoint key of the variable."""
-        found: dict[str, list[VariableChanges]] = {}
+        changes_by_key: dict[str, list[VariableChanges]] = {}
         for table in self.tables:
-            for one in table.variables.values():
-                found.setdefault(one.variable.key, []).append(one)
-        for one in self.weights:
-            found.setdefault(one.variable.key, []).append(one)
-        return found
+            for change in table.variables.values():
+                changes_by_key.setdefault(change.variable.key, []).append(
+                    change
+                )
+        for change in self.weights:
+            changes_by_key.setdefault(change.variable.key, []).append(change)
+        return changes_by_key
 
 
 def read_changes(
@@ -119,7 +121,7 @@ def read_changes(
             chain.check_applied(directory, state.sequence, state.link)
     else:
         paths = [os.fspath(path) for path in deltas]
-    found = chain.read_chain(
+    new_deltas = chain.read_chain(
         paths,
         state.base,
         "of the model",
@@ -127,15 +129,15 @@ def read_changes(
         state.link,
         state.writer,
     )
-    if not found:
+    if not new_deltas:
         return Changes(state, ())
-    last = found[-1].meta
+    last = new_deltas[-1].meta
     return Changes(
         dataclasses.replace(
             state, sequence=last.sequence, link=last.link, writer=""
         ),
-        tuple(_table_changes(table, found) for table in state.tables),
-        _weight_changes(state, found),
+        tuple(_table_changes(table, new_deltas) for table in state.tables),
+        _weight_changes(state, new_deltas),
     )
 
 
@@ -164,9 +166,9 @@ def last_occurrences(indices: Sequence[Array]) -> tuple[Array, Array]:
       The unique values in ascending order, and for each value its last position
       in the concatenated arrays.
     """
-    found = np.concatenate(indices)
-    values, reversed_at = np.unique(found[::-1], return_index=True)
-    return values, len(found) - 1 - reversed_at
+    all_indices = np.concatenate(indices)
+    values, reversed_at = np.unique(all_indices[::-1], return_index=True)
+    return values, len(all_indices) - 1 - reversed_at
 
 
 class _Reader:
@@ -194,7 +196,7 @@ class _Reader:
         Raises:
           ValueError: If a tensor is missing, or has another dtype or shape.
         """
-        found = []
+        values = []
         for delta, label, reader in zip(
             self._deltas, self._labels, self._readers
         ):
@@ -217,8 +219,8 @@ class _Reader:
                     f"of shape {['n', *inner_shape]}. Received: shape "
                     f"{list(value.shape)} ({where})."
                 )
-            found.append(value)
-        return found
+            values.append(value)
+        return values
 
 
 def _label_of(table: StoredTable, delta: Delta) -> str:
@@ -250,11 +252,11 @@ def _table_changes(table: StoredTable, deltas: Sequence[Delta]) -> TableChanges:
     def read_rows(name: str, dtype: str, *inner: int) -> Array:
         """Returns the last values of each row."""
         values = reader.read(name, dtype, inner)
-        for delta, one, of_one in zip(deltas, values, all_rows):
-            if len(one) != len(of_one):
+        for delta, array, delta_rows in zip(deltas, values, all_rows):
+            if len(array) != len(delta_rows):
                 raise ValueError(
                     f"Tensor {name!r} of table {table.name!r} must have "
-                    f"{len(of_one)} rows. Received: {len(one)} (delta "
+                    f"{len(delta_rows)} rows. Received: {len(array)} (delta "
                     f"{delta.path!r})."
                 )
         return np.concatenate(values)[at]
@@ -335,20 +337,20 @@ def _weight_changes(
             storage.open_checkpoint(delta.tensors),
             {
                 label
-                for label, one in delta.meta.weights.items()
-                if one["is_changed"]
+                for label, weight in delta.meta.weights.items()
+                if weight["is_changed"]
             },
         )
         for delta in reversed(deltas)
     ]
-    found = []
+    weight_changes = []
     for weight in state.weights:
         for delta, reader, labels in changed:
             if weight.name in labels:
                 value = _read_weight(weight, delta, reader)
-                found.append(_changes_of_weight(weight, value))
+                weight_changes.append(_changes_of_weight(weight, value))
                 break
-    return tuple(found)
+    return tuple(weight_changes)
 
 
 def _check_weights(state: ExportState, deltas: Sequence[Delta]) -> None:

@@ -139,16 +139,20 @@ class ExportState:
 
     def variables(self) -> dict[str, StoredVariable]:
         """Returns all variables that deltas change, by checkpoint key."""
-        found = [
-            one for table in self.tables for one in table.variables.values()
+        variables = [
+            variable
+            for table in self.tables
+            for variable in table.variables.values()
         ]
-        found += [one.variable for one in self.weights]
-        return {one.key: one for one in found}
+        variables += [weight.variable for weight in self.weights]
+        return {variable.key: variable for variable in variables}
 
     def to_json(self) -> str:
         """Returns the contents of the file."""
-        found = {"format": _FORMAT, **dataclasses.asdict(self)}
-        return json.dumps({**found, "seal": _seal(found)}, indent=1) + "\n"
+        contents = {"format": _FORMAT, **dataclasses.asdict(self)}
+        return (
+            json.dumps({**contents, "seal": _seal(contents)}, indent=1) + "\n"
+        )
 
 
 def make_state(
@@ -184,7 +188,7 @@ def path_of(key: str) -> list[str]:
     """
     # TensorFlow escapes dots and slashes in names of attributes.
     return [
-        re.sub(r"\.[.S]", lambda one: "." if one[0] == ".." else "/", name)
+        re.sub(r"\.[.S]", lambda match: "." if match[0] == ".." else "/", name)
         for name in key.removesuffix(VALUE).split("/")
     ]
 
@@ -218,12 +222,12 @@ def read(folder: str) -> ExportState:
         ) from None
     state = _from_json(text, path)
     try:
-        found = index_checksum(folder)
+        index = index_checksum(folder)
     except OSError as error:
         raise ValueError(
             f"{folder!r} must be a complete SavedModel. Received: {error}."
         ) from None
-    if found != state.index:
+    if index != state.index:
         raise ValueError(
             f"{path!r} must describe the variables of its SavedModel. "
             "Received: a file of another SavedModel; the variables were "
@@ -234,8 +238,8 @@ def read(folder: str) -> ExportState:
 
 def _from_json(text: str, path: str) -> ExportState:
     try:
-        found = json.loads(text)
-        seal, version = found.pop("seal"), found["format"]
+        contents = json.loads(text)
+        seal, version = contents.pop("seal"), contents["format"]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(
             f"{path!r} must be a file that tf_layoutmap has written. Received: "
@@ -246,23 +250,23 @@ def _from_json(text: str, path: str) -> ExportState:
             f"{path!r} must be of format {_FORMAT}, which this version "
             f"supports. Received: format {version!r}."
         )
-    if seal != _seal(found):
+    if seal != _seal(contents):
         raise ValueError(
             f"{path!r} must be a file that tf_layoutmap has written. Received: "
             "a modified file, whose seal does not match."
         )
-    found.pop("format")
+    contents.pop("format")
     tables = tuple(
         StoredTable(
             **{
                 **table,
                 "variables": {
-                    name: _stored_variable(one)
-                    for name, one in table["variables"].items()
+                    name: _stored_variable(variable)
+                    for name, variable in table["variables"].items()
                 },
             }
         )
-        for table in found.pop("tables")
+        for table in contents.pop("tables")
     )
     weights = tuple(
         StoredWeight(
@@ -272,22 +276,22 @@ def _from_json(text: str, path: str) -> ExportState:
                 "variable": _stored_variable(weight["variable"]),
             }
         )
-        for weight in found.pop("weights")
+        for weight in contents.pop("weights")
     )
-    return ExportState(**found, tables=tables, weights=weights)
+    return ExportState(**contents, tables=tables, weights=weights)
 
 
-def _stored_variable(found: dict[str, Any]) -> StoredVariable:
+def _stored_variable(fields: dict[str, Any]) -> StoredVariable:
     return StoredVariable(
         **{
-            **found,
-            "shape": tuple(found["shape"]),
-            "blocks": tuple(found["blocks"]),
+            **fields,
+            "shape": tuple(fields["shape"]),
+            "blocks": tuple(fields["blocks"]),
         }
     )
 
 
-def _seal(found: dict[str, Any]) -> str:
+def _seal(contents: dict[str, Any]) -> str:
     return hashlib.sha256(
-        json.dumps(found, sort_keys=True).encode()
+        json.dumps(contents, sort_keys=True).encode()
     ).hexdigest()

@@ -92,7 +92,7 @@ def update_export(
     path = storage.local_path(os.fspath(path))
     target = storage.absolute(os.fspath(target))
     before = export_state.read(path)
-    found = changes.read_changes(before, deltas)
+    delta_changes = changes.read_changes(before, deltas)
     if storage.exists(target) and not (
         storage.is_empty(target)
         or storage.is_unfinished(target, export_state.MODEL)
@@ -104,7 +104,7 @@ def update_export(
     if not storage.is_local(target):
         token = storage.begin_folder(target, export_state.MODEL)
         model = os.path.join(target, f"{export_state.MODEL}.partial")
-        state = _write(path, target, found, target, model)
+        state = _write(path, target, delta_changes, target, model)
         _check_unchanged(path, before)
         storage.end_folder(target, export_state.MODEL, token)
         return state.sequence
@@ -112,7 +112,7 @@ def update_export(
     with _staged(target) as folder:
         new = os.path.join(folder, "new")
         model = os.path.join(new, export_state.MODEL)
-        state = _write(path, new, found, target, model)
+        state = _write(path, new, delta_changes, target, model)
         _check_unchanged(path, before)
         _sync_tree(new)
         os.rename(new, target)
@@ -137,14 +137,14 @@ def _check_unchanged(path: str, before: export_state.ExportState) -> None:
 
 
 def _write(
-    path: str, new: str, found: changes.Changes, target: str, model: str
+    path: str, new: str, delta_changes: changes.Changes, target: str, model: str
 ) -> export_state.ExportState:
     """Writes all files of the copy.
 
     Args:
       path: Folder of the SavedModel.
       new: Folder of the copy.
-      found: Changes of the variables.
+      delta_changes: Changes of the variables.
       target: Final path of the copy, for messages.
       model: Path of the copy of `export_state.MODEL`.
 
@@ -153,9 +153,11 @@ def _write(
     """
     _copy_without_variables(path, new)
     with _os_errors(target):
-        _write_variables(path, new, found.by_key(), found.state.variables())
+        _write_variables(
+            path, new, delta_changes.by_key(), delta_changes.state.variables()
+        )
     state = dataclasses.replace(
-        found.state, index=export_state.index_checksum(new)
+        delta_changes.state, index=export_state.index_checksum(new)
     )
     storage.write_text(os.path.join(new, export_state.FILE), state.to_json())
     _write_fingerprint(new)
@@ -226,9 +228,9 @@ def _write_variables(
     num_bytes = 0
     with tf.device("CPU:0"):
         for key in sorted(dtypes):
-            one, changed = stored.get(key), by_key.get(key, [])
-            if one is not None and one.blocks:
-                for spec, block in _blocks(source, one, changed):
+            variable, changed = stored.get(key), by_key.get(key, [])
+            if variable is not None and variable.blocks:
+                for spec, block in _blocks(source, variable, changed):
                     save([key], [spec], [block])
                 continue
             value = _read(source, key, "", dtypes[key])
@@ -260,12 +262,14 @@ def _blocks(
     for start, end in zip(variable.blocks, ends):
         spec = f"{num_rows} {width} {start},{end - start}:0,{width}"
         value = _read(source, variable.key, spec, tf.as_dtype(variable.dtype))
-        for one in changed:
+        for change in changed:
             # Rows are in ascending order.
-            first, last = np.searchsorted(one.rows, [start, end])
+            first, last = np.searchsorted(change.rows, [start, end])
             if first < last:
                 block = np.array(value.numpy())
-                block[one.rows[first:last] - start] = one.values[first:last]
+                block[change.rows[first:last] - start] = change.values[
+                    first:last
+                ]
                 value = tf.constant(block, value.dtype)
         yield spec, value
 
@@ -316,12 +320,12 @@ def updated_fingerprint(fingerprint: bytes, index: bytes) -> bytes:
       fingerprint: Contents of the file `FINGERPRINT` of the SavedModel.
       index: Contents of the index of the new variables.
     """
-    found: Any = fingerprint_pb2.FingerprintDef()
-    found.ParseFromString(fingerprint)
+    updated: Any = fingerprint_pb2.FingerprintDef()
+    updated.ParseFromString(fingerprint)
     hashed = tf.fingerprint([index]).numpy()
-    found.checkpoint_hash = int(hashed.view("<u8")[0, 0])
-    found.uuid = str(uuid.uuid4().int)
-    return found.SerializeToString()
+    updated.checkpoint_hash = int(hashed.view("<u8")[0, 0])
+    updated.uuid = str(uuid.uuid4().int)
+    return updated.SerializeToString()
 
 
 @contextlib.contextmanager

@@ -114,18 +114,18 @@ class ServedModel:
         self._applying = threading.Lock()
         self._rows_per_write = _FIRST_ROWS
         self._variables = {
-            key: _find_variable(self.model, one, path)
-            for key, one in self._state.variables().items()
+            key: _find_variable(self.model, stored, path)
+            for key, stored in self._state.variables().items()
         }
-        # A weight is written as a whole, unless it is stored like a table.
-        whole = {
-            one.variable.key
-            for one in self._state.weights
-            if not one.variable.kind
+        # A weight is assigned in full, except if it is stored like a table.
+        assigned = {
+            weight.variable.key
+            for weight in self._state.weights
+            if not weight.variable.kind
         }
-        for key, one in self._variables.items():
-            if key not in whole:
-                _prepare_scatter(one)
+        for key, variable in self._variables.items():
+            if key not in assigned:
+                _prepare_scatter(variable)
 
     @property
     def sequence(self) -> int:
@@ -179,28 +179,32 @@ class ServedModel:
         if not tf.executing_eagerly():
             raise RuntimeError("`apply` must be called outside tf.function.")
         with self._applying:
-            found = changes.read_changes(self._state, deltas)
-            rows = [one for one in found.weights if one.is_rows]
+            delta_changes = changes.read_changes(self._state, deltas)
+            rows = [
+                change for change in delta_changes.weights if change.is_rows
+            ]
             # All tensors are created before lookups wait.
             weights = [
-                (variable, tf.constant(one.values[0], variable.dtype))
-                for one in found.weights
-                if not one.is_rows
-                for variable in [self._variables[one.variable.key]]
+                (variable, tf.constant(change.values[0], variable.dtype))
+                for change in delta_changes.weights
+                if not change.is_rows
+                for variable in [self._variables[change.variable.key]]
             ]
             if atomic is None:
-                atomic = bool(found.weights)
+                atomic = bool(delta_changes.weights)
             with self._exclusive(atomic):
-                for table in found.tables:
+                for table in delta_changes.tables:
                     self._write_table(table, atomic)
-                for one in rows:
+                for change in rows:
                     self._write_rows(
-                        self._variables[one.variable.key], one.rows, one.values
+                        self._variables[change.variable.key],
+                        change.rows,
+                        change.values,
                     )
                 with self._exclusive(bool(weights) and not atomic):
                     for variable, value in weights:
                         variable.assign(value)
-            self._state = found.state
+            self._state = delta_changes.state
         return self._state.sequence
 
     def _exclusive(
@@ -215,14 +219,14 @@ class ServedModel:
             self._write_open_table(
                 others.pop(PARAMETERS), others.pop(KEYS), atomic
             )
-        for one in others.values():
-            variable = self._variables[one.variable.key]
-            if one.is_rows:
-                self._write_rows(variable, one.rows, one.values)
-            elif one.is_lanes:
-                _write_lanes(variable, one.rows, one.values)
+        for change in others.values():
+            variable = self._variables[change.variable.key]
+            if change.is_rows:
+                self._write_rows(variable, change.rows, change.values)
+            elif change.is_lanes:
+                _write_lanes(variable, change.rows, change.values)
             else:
-                variable.assign(one.apply_to(variable.numpy()))
+                variable.assign(change.apply_to(variable.numpy()))
 
     def _write_open_table(
         self, rows: VariableChanges, keys: VariableChanges, atomic: bool
@@ -333,22 +337,24 @@ def _find_variable(model: Any, stored: StoredVariable, path: str) -> Any:
     Raises:
       ValueError: If the variable does not exist, or has another shape or dtype.
     """
-    found: Any = model
+    variable: Any = model
     for name in export_state.path_of(stored.key):
-        if found is not None:
-            found = tf.train.TrackableView(model).children(found).get(name)
+        if variable is not None:
+            variable = (
+                tf.train.TrackableView(model).children(variable).get(name)
+            )
     if (
-        found is None
-        or not hasattr(found, "handle")
-        or tuple(found.shape) != stored.shape
-        or found.dtype.name != stored.dtype
+        variable is None
+        or not hasattr(variable, "handle")
+        or tuple(variable.shape) != stored.shape
+        or variable.dtype.name != stored.dtype
     ):
         raise ValueError(
             f"SavedModel {path!r} must contain the variable {stored.key!r} of "
             f"shape {list(stored.shape)} and dtype {stored.dtype}. Received: "
-            f"{found}."
+            f"{variable}."
         )
-    return found
+    return variable
 
 
 def _prepare_scatter(variable: Any) -> None:
@@ -488,11 +494,11 @@ def _labels(before: Array, after: Array) -> Array:
     labels = np.arange(len(before))
     while True:
         lowest = np.minimum(labels[old], labels[new])
-        found = labels.copy()
-        np.minimum.at(found, old, lowest)
-        np.minimum.at(found, new, lowest)
+        updated = labels.copy()
+        np.minimum.at(updated, old, lowest)
+        np.minimum.at(updated, new, lowest)
         # The label of a row's label is also a label of the row.
-        found = found[found]
-        if np.array_equal(found, labels):
+        updated = updated[updated]
+        if np.array_equal(updated, labels):
             return labels
-        labels = found
+        labels = updated

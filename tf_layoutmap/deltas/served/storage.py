@@ -130,8 +130,8 @@ def names_in(path: str) -> list[str]:
     if is_local(path):
         return sorted(os.listdir(local_path(path)))
     # Some file systems return the names of folders with a slash.
-    found = _gfile(lambda gfile: gfile.listdir(path), path)
-    return sorted({name.rstrip("/") for name in found} - {""})
+    names = _gfile(lambda gfile: gfile.listdir(path), path)
+    return sorted({name.rstrip("/") for name in names} - {""})
 
 
 def size(path: str) -> int:
@@ -175,10 +175,10 @@ class _RemoteFile(io.RawIOBase):
             self._file.seek(self._position)
             return self._file.read(len(buffer))
 
-        found = _gfile(read, self._path) if len(buffer) else b""
-        buffer[: len(found)] = found
-        self._position += len(found)
-        return len(found)
+        data = _gfile(read, self._path) if len(buffer) else b""
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         starts = {
@@ -260,10 +260,10 @@ def rename(old: str, new: str) -> None:
             remove(old)
 
 
-def _are_equal(one: str, other: str) -> bool:
+def _are_equal(path: str, other: str) -> bool:
     """Returns whether two files exist and have the same contents."""
     try:
-        with reading(one) as first, reading(other) as second:
+        with reading(path) as first, reading(other) as second:
             while chunk := first.read(2**20):
                 if chunk != second.read(len(chunk)):
                     return False
@@ -402,8 +402,8 @@ def files_below(path: str) -> Iterator[str]:
     for name in names_in(path):
         inner = posixpath.join(path, name)
         if is_folder(inner):
-            for one in files_below(inner):
-                yield posixpath.join(name, one)
+            for file in files_below(inner):
+                yield posixpath.join(name, file)
         elif is_file(inner):
             yield name
 
