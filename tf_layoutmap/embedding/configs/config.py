@@ -148,7 +148,8 @@ class EmbeddingSpec:
     def has_keys(self) -> list[bool]:
         """Returns for each feature whether its ids are keys."""
         return [
-            self.table_of(one).vocabulary is not None for one in self.features
+            self.table_of(feature).vocabulary is not None
+            for feature in self.features
         ]
 
     def table_of(self, feature: FeatureSpec) -> TableSpec:
@@ -198,7 +199,7 @@ def read_feature_config(
             )
         # Configs are compared by identity, so two equal configs represent two
         # tables.
-        known = [one is feature.table for one in configs]
+        known = [table_config is feature.table for table_config in configs]
         if not any(known):
             configs.append(feature.table)
             known.append(True)
@@ -289,7 +290,7 @@ def _read_table(
             f"The combiner of a TableConfig must be one of {COMBINERS}. "
             f"Received: combiner={config.combiner!r} {where}."
         )
-    own = config.optimizer
+    table_optimizer = config.optimizer
     return TableSpec(
         name=name,
         num_rows=int(config.vocabulary_size),
@@ -297,7 +298,7 @@ def _read_table(
         combiner=config.combiner,
         initializer=config.initializer,
         optimizer=optimizer_specs.read_optimizer(
-            optimizer if own is None else own,
+            optimizer if table_optimizer is None else table_optimizer,
             table=name,
             takes_slot_fn=takes_slot_fn,
         ),
@@ -314,8 +315,8 @@ def _read_quantization(quantization: Any, where: str):
     limits = quantization.lower, quantization.upper
     if (
         not all(
-            isinstance(one, numbers.Real) and math.isfinite(one)
-            for one in limits
+            isinstance(limit, numbers.Real) and math.isfinite(limit)
+            for limit in limits
         )
         or not limits[0] < limits[1]
     ):

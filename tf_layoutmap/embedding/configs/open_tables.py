@@ -43,8 +43,8 @@ def sharing(spec: config.EmbeddingSpec, table: int) -> list[int]:
     owner = owner_of(spec, table)
     return [owner] + [
         number
-        for number, one in enumerate(spec.tables)
-        if one.vocabulary is not None and one.vocabulary.owner == owner
+        for number, table in enumerate(spec.tables)
+        if table.vocabulary is not None and table.vocabulary.owner == owner
     ]
 
 
@@ -62,10 +62,10 @@ def spec_of_sharing(
             owner,
             *(
                 dataclasses.replace(
-                    one,
-                    vocabulary=dataclasses.replace(one.vocabulary, owner=0),
+                    table,
+                    vocabulary=dataclasses.replace(table.vocabulary, owner=0),
                 )
-                for one in others
+                for table in others
             ),
         ),
         features=(),
@@ -78,9 +78,9 @@ def owners_by_name(spec: config.EmbeddingSpec) -> dict[str, str]:
     The dict does not contain the owners.
     """
     return {
-        one.name: spec.tables[owner_of(spec, number)].name
-        for number, one in enumerate(spec.tables)
-        if one.vocabulary is not None and one.vocabulary.owner is not None
+        table.name: spec.tables[owner_of(spec, number)].name
+        for number, table in enumerate(spec.tables)
+        if table.vocabulary is not None and table.vocabulary.owner is not None
     }
 
 
@@ -179,7 +179,9 @@ def _owner(
     """
     if isinstance(value, settings_class):
         return None
-    if isinstance(value, str) or any(value is one for one in table_configs):
+    if isinstance(value, str) or any(
+        value is table_config for table_config in table_configs
+    ):
         return config.index_of_table(value, spec, table_configs, "vocabularies")
     raise TypeError(
         "Argument `vocabularies` must hold tlm.vocabulary.OpenVocabulary, or "

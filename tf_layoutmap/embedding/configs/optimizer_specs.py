@@ -103,7 +103,7 @@ class Settings:
         Raises:
           ValueError: If a limit is not a number, or `low` is above `high`.
         """
-        found: list[float] = []
+        bounds: list[float] = []
         for name, unset in ((low, -math.inf), (high, math.inf)):
             value = getattr(self._optimizer, name)
             value = unset if value is None else value
@@ -112,13 +112,13 @@ class Settings:
                     f"`{name}` of {self.kind} must be a number or None. "
                     f"Received: {name}={value!r} {self.where}."
                 )
-            found.append(float(value))
-        if found[0] > found[1]:
+            bounds.append(float(value))
+        if bounds[0] > bounds[1]:
             raise ValueError(
                 f"`{low}` of {self.kind} must not be above `{high}`. "
-                f"Received: {found[0]} and {found[1]} {self.where}."
+                f"Received: {bounds[0]} and {bounds[1]} {self.where}."
             )
-        return found[0], found[1]
+        return bounds[0], bounds[1]
 
 
 def _is_number(value: Any) -> bool:
@@ -344,7 +344,7 @@ def read_optimizer(
             f"{optimizer.__name__}(learning_rate=0.1). Received: the class "
             f"{optimizer.__name__} {where}."
         )
-    if not all(hasattr(optimizer, one) for one in _TPU_OPTIMIZER_ATTRIBUTES):
+    if not all(hasattr(optimizer, name) for name in _TPU_OPTIMIZER_ATTRIBUTES):
         raise ValueError(
             unsupported_optimizer(
                 optimizer,

@@ -38,22 +38,22 @@ def with_dtypes(
         return spec
     if not isinstance(table_dtypes, Mapping):
         name = _read_dtype(table_dtypes, "")
-        found = [name] * len(spec.tables)
+        dtypes = [name] * len(spec.tables)
     else:
-        found = ["float32"] * len(spec.tables)
+        dtypes = ["float32"] * len(spec.tables)
         by_table = cast("Mapping[Any, Any]", table_dtypes)
         for key, dtype in by_table.items():
             index = config.index_of_table(
                 key, spec, table_configs, "table_dtypes"
             )
-            found[index] = _read_dtype(
+            dtypes[index] = _read_dtype(
                 dtype, f" (table {spec.tables[index].name!r})"
             )
     return dataclasses.replace(
         spec,
         tables=tuple(
             dataclasses.replace(table, dtype=dtype)
-            for table, dtype in zip(spec.tables, found)
+            for table, dtype in zip(spec.tables, dtypes)
         ),
     )
 
