@@ -109,9 +109,9 @@ def main(argv: list[str]) -> None:
     if _PICTURE.value:
         steps = {
             name: figure
-            for key, found in medians.items()
+            for key, figures in medians.items()
             if key.startswith("embedding_step/")
-            for name, figure in found.items()
+            for name, figure in figures.items()
         }
         pathlib.Path(_PICTURE.value).write_text(picture.svg(steps, title))
 

@@ -77,10 +77,12 @@ def run_process(way: str, ids_per_sample: int) -> None:
     def replica(*features):
         embedding.enqueue(list(features))
         activations = embedding.dequeue()
-        embedding.apply_gradients([tf.ones_like(one) for one in activations])
+        embedding.apply_gradients(
+            [tf.ones_like(activation) for activation in activations]
+        )
 
     step = tf.function(lambda *args: strategy.run(replica, args))
-    features = [tf.constant(one) for one in ids]
+    features = [tf.constant(feature_ids) for feature_ids in ids]
     step(*features)  # Traces the function.
     first = loopback_bytes()
     for _ in range(NUM_STEPS):
@@ -165,16 +167,16 @@ def run_group(way: str, size: int, ids_per_sample: int) -> str:
             for index in range(size)
         ]
         try:
-            for one in workers:
-                one.wait(150)
+            for worker in workers:
+                worker.wait(150)
         finally:
-            for one in workers:
-                one.kill()
+            for worker in workers:
+                worker.kill()
         log.seek(0)
-        found = [line for line in log if line.startswith("FOUND ")]
+        lines = [line for line in log if line.startswith("FOUND ")]
     return (
-        found[0].removeprefix("FOUND ").strip()
-        if found
+        lines[0].removeprefix("FOUND ").strip()
+        if lines
         else (f"{way}, {size} processes: failed")
     )
 

@@ -76,7 +76,7 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     """Runs the benchmark and returns a table of medians and ratios."""
     others = [*(_PEERS if TORCH_PYTHON.value else ()), "tf"]
     shown = ("tlm", "packed", *others, "roof")
-    ratios = [("packed", "roof"), *((one, "packed") for one in others)]
+    ratios = [("packed", "roof"), *((other, "packed") for other in others)]
     table = rich.table.Table(
         title=f"Tables with Adagrad, {distribution} ids: ms, median (quartiles)"
     )
@@ -99,7 +99,10 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
         for verb, called in _SHOWN.items():
             table.add_row(
                 f"{name}: {called}",
-                *(_shown(times[f"{one}.{verb}"]) for one in shown),
+                *(
+                    _shown(times[f"{contestant}.{verb}"])
+                    for contestant in shown
+                ),
                 *(_ratio(times, verb, *pair) for pair in ratios),
             )
     return table, figures

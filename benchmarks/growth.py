@@ -119,9 +119,9 @@ def measure(sweep: str, size: int, distribution: str, threads: int) -> dict:
 
     workload = SWEEPS[sweep].workload(size, distribution)
     batches = [workload.draw(seed) for seed in range(NUM_BATCHES)]
-    found = _ours(workload, batches)
+    figures = _ours(workload, batches)
     gc.collect()
-    return {**found, **_roof(roof, workload, batches, threads)}
+    return {**figures, **_roof(roof, workload, batches, threads)}
 
 
 def _ours(workload: workloads.Workload, batches: list) -> dict[str, float]:
@@ -136,14 +136,14 @@ def _ours(workload: workloads.Workload, batches: list) -> dict[str, float]:
     before = _resident("VmRSS")
     start = time.perf_counter()
     ours = step_contestants.Ours(workload, gradients)
-    found = {"create": time.perf_counter() - start}
+    figures = {"create": time.perf_counter() - start}
     for name, call in (("lookup", ours.lookup), ("step", ours.train)):
-        found[name] = _median(
+        figures[name] = _median(
             lambda i, call=call: _wait(call(packed[i % NUM_BATCHES]))
         )
-    found["peak"] = _resident("VmHWM") - before
-    found["tables"] = table_bytes(workload)
-    return found
+    figures["peak"] = _resident("VmHWM") - before
+    figures["tables"] = table_bytes(workload)
+    return figures
 
 
 def _wait(tensors):
@@ -242,9 +242,9 @@ def run(sweep: str, distribution: str, measure_one=in_process) -> list[dict]:
     points = []
     for size in SWEEPS[sweep].sizes:
         for threads in THREADS:
-            found = measure_one(sweep, size, distribution, threads)
-            if found is not None:
-                points.append({"size": size, "threads": threads, **found})
+            figures = measure_one(sweep, size, distribution, threads)
+            if figures is not None:
+                points.append({"size": size, "threads": threads, **figures})
     return points
 
 
@@ -264,12 +264,12 @@ def excess(points: list[dict], value: str, bound: str) -> float:
       The largest quotient of the ratio `value / bound` at one size and the
       ratio at a smaller size; 1 if the ratio never increases.
     """
-    found, smallest = 1.0, np.inf
+    largest, smallest = 1.0, np.inf
     for point in points:
         ratio = point[value] / point[bound]
         smallest = min(smallest, ratio)
-        found = max(found, ratio / smallest)
-    return found
+        largest = max(largest, ratio / smallest)
+    return largest
 
 
 def charts(sweep: str, points: list[dict]) -> list[line_picture.Chart]:
@@ -280,9 +280,9 @@ def charts(sweep: str, points: list[dict]) -> list[line_picture.Chart]:
         return line_picture.Line(
             name,
             [
-                (one["size"], one[value] * scale)
-                for one in points
-                if one["threads"] == threads
+                (point["size"], point[value] * scale)
+                for point in points
+                if point["threads"] == threads
             ],
             color,
             is_dashed,
@@ -323,18 +323,18 @@ def _table(sweep: str, distribution: str, points: list[dict]):
         "/ tables",
     ):
         table.add_column(column, justify="right")
-    for one in points:
+    for point in points:
         table.add_row(
-            f"{one['size']:,}",
-            str(one["threads"]),
-            f"{one['lookup']:.2f} ms",
-            f"{one['lookup'] / one['roof.lookup']:.2f}",
-            f"{one['step']:.2f} ms",
-            f"{one['step'] / one['roof.step']:.2f}",
-            f"{one['create']:.2f} s",
-            f"{one['tables'] / one['create'] / 1e9:.2f}",
-            f"{one['peak'] / 1e6:,.0f} MB",
-            f"{one['peak'] / one['tables']:.2f}",
+            f"{point['size']:,}",
+            str(point["threads"]),
+            f"{point['lookup']:.2f} ms",
+            f"{point['lookup'] / point['roof.lookup']:.2f}",
+            f"{point['step']:.2f} ms",
+            f"{point['step'] / point['roof.step']:.2f}",
+            f"{point['create']:.2f} s",
+            f"{point['tables'] / point['create'] / 1e9:.2f}",
+            f"{point['peak'] / 1e6:,.0f} MB",
+            f"{point['peak'] / point['tables']:.2f}",
         )
     return table
 

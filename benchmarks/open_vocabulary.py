@@ -112,13 +112,13 @@ class _HashTable:
         self._next.assign_add(tf.size(new, tf.int64))
         rows = tf.tensor_scatter_nd_update(rows, new[:, tf.newaxis], fresh)
         with tf.GradientTape() as tape:
-            found = tf.gather(self._table, rows)
-            tape.watch(found)
+            values = tf.gather(self._table, rows)
+            tape.watch(values)
             activations = tf.math.segment_sum(
-                tf.gather(found, places), ids.value_rowids()
+                tf.gather(values, places), ids.value_rowids()
             )
             loss = tf.reduce_sum(activations * self._gradient)
-        gradient = tape.gradient(loss, found)
+        gradient = tape.gradient(loss, values)
         tf.raw_ops.ResourceSparseApplyAdagradV2(
             var=self._table.handle,
             accum=self._accumulator.handle,
@@ -152,10 +152,10 @@ def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
         workloads.draw_ids(rng, distribution, splits[-1], num_keys)
         for _ in range(4)
     ]
-    closed_batches = [ragged(one) for one in ids]
-    batches = [ragged(_keys(one)) for one in ids]
-    flat = [tf.constant(one[:NUM_NEW]) for one in ids]
-    flat_keys = [tf.constant(_keys(one[:NUM_NEW])) for one in ids]
+    closed_batches = [ragged(batch_ids) for batch_ids in ids]
+    batches = [ragged(_keys(batch_ids)) for batch_ids in ids]
+    flat = [tf.constant(batch_ids[:NUM_NEW]) for batch_ids in ids]
+    flat_keys = [tf.constant(_keys(batch_ids[:NUM_NEW])) for batch_ids in ids]
     state = open_table.embedding.vocabularies["table"]
     next_new = num_keys
 
@@ -168,8 +168,8 @@ def measure(distribution: str, rounds: int) -> dict[str, np.ndarray]:
 
     new_batches = [new_batch() for _ in range(rounds + 2)]
     closed_new_batches = []
-    for one in ids:
-        mixed = one.copy()
+    for batch_ids in ids:
+        mixed = batch_ids.copy()
         mixed[:NUM_NEW] = rng.permutation(num_keys)[:NUM_NEW]
         closed_new_batches.append(ragged(mixed))
 

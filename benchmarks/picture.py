@@ -28,25 +28,25 @@ def svg(figures: Mapping[str, Any], title: str) -> str:
         parts.append(_text(12, y, shown, weight="bold"))
         y += 12
         for name, figure in figures.items():
-            found = figure["milliseconds"]
+            milliseconds = figure["milliseconds"]
             bars = [
-                (one, found[f"{one}.{verb}"])
-                for one in _COLORS
-                if f"{one}.{verb}" in found
+                (contestant, milliseconds[f"{contestant}.{verb}"])
+                for contestant in _COLORS
+                if f"{contestant}.{verb}" in milliseconds
             ]
-            roof = found[f"roof.{verb}"]["median"]
+            roof = milliseconds[f"roof.{verb}"]["median"]
             # Each workload has its own scale, because the chart compares ratios
             # within a workload.
             scale = _SCALE / max(bar["quartiles"][1] for _, bar in bars)
             parts.append(_text(24, y + _BAR, name))
             top = y
-            for one, bar in bars:
-                parts.append(_bar(y, bar, scale, _COLORS[one]))
+            for contestant, bar in bars:
+                parts.append(_bar(y, bar, scale, _COLORS[contestant]))
                 parts.append(
                     _text(
                         _LEFT + bar["quartiles"][1] * scale + 8,
                         y + 12,
-                        f"{one} {bar['median']:.1f} ms",
+                        f"{contestant} {bar['median']:.1f} ms",
                     )
                 )
                 y += _BAR + 2
@@ -73,7 +73,7 @@ def svg(figures: Mapping[str, Any], title: str) -> str:
 
 
 def _bar(y: float, bar: Mapping[str, Any], scale: float, color: str) -> str:
-    low, high = (_LEFT + one * scale for one in bar["quartiles"])
+    low, high = (_LEFT + quartile * scale for quartile in bar["quartiles"])
     return (
         f'<rect x="{_LEFT}" y="{y}" width="{bar["median"] * scale:.1f}" '
         f'height="{_BAR}" fill="{color}"/>'

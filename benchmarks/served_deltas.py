@@ -87,10 +87,13 @@ def prepare(folder: pathlib.Path, num_rows: int) -> None:
             np.concatenate([known, new]),
             random.choice(num_rows, NUM_CHANGED, replace=False),
         )
-        found = writer.write()
-        assert found is not None
+        delta = writer.write()
+        assert delta is not None
         print(
-            {table: one["num_rows"] for table, one in found.meta.tables.items()}
+            {
+                table: meta["num_rows"]
+                for table, meta in delta.meta.tables.items()
+            }
         )
 
 
@@ -148,7 +151,7 @@ def measure(folder: pathlib.Path, num_rows: int) -> dict[str, Any]:
         folder / "deltas" / f"{number:08d}"
         for number in range(1, NUM_DELTAS + 1)
     ]
-    found = {}
+    results = {}
     for kind in KINDS:
         served = served_deltas.ServedModel(folder / kind)
         with _Reader(served, num_rows):  # Warms up.
@@ -164,8 +167,8 @@ def measure(folder: pathlib.Path, num_rows: int) -> dict[str, Any]:
                 begin = time.perf_counter()
                 served.apply([delta])
                 seconds.append(time.perf_counter() - begin)
-        found[kind] = {
-            "apply_seconds": [round(one, 3) for one in seconds],
+        results[kind] = {
+            "apply_seconds": [round(value, 3) for value in seconds],
             "largest_wait_ms": _ms(max(reader.waits)),
             "largest_ms_alone": _ms(max(alone.calls)),
             "p99_ms_alone": _ms(float(np.percentile(alone.calls, 99))),
@@ -174,7 +177,7 @@ def measure(folder: pathlib.Path, num_rows: int) -> dict[str, Any]:
             "calls": len(reader.calls),
         }
         del served
-    return found
+    return results
 
 
 def _ms(seconds: float) -> float:

@@ -59,7 +59,7 @@ def _export_all(folder: pathlib.Path) -> dict[str, int]:
         f"f{i:02}": keras.Input([1], dtype="int64", name=f"f{i:02}")
         for i in range(NUM_TABLES)
     }
-    found = tlm.layers.TPUEmbedding(
+    activations = tlm.layers.TPUEmbedding(
         {
             name: tpu.FeatureConfig(
                 tpu.TableConfig(
@@ -76,12 +76,14 @@ def _export_all(folder: pathlib.Path) -> dict[str, int]:
     )(inputs)
     model = keras.Model(
         inputs,
-        keras.layers.Dense(1)(keras.layers.Concatenate()(list(found.values()))),
+        keras.layers.Dense(1)(
+            keras.layers.Concatenate()(list(activations.values()))
+        ),
     )
     model.export(folder / "model.export", verbose=False)
     for kind in FUSED[1:]:
         tlm.export(model, folder / kind, kind)
-    del model, found
+    del model, activations
 
     ids = keras.Input([1], dtype="int64", name="ids")
     big = keras.Model(
@@ -131,7 +133,8 @@ def _ask(
         name: tf.saved_model.load(folder / name) for name in (*FUSED, *BIG)
     }
     served = {
-        name: one.signatures["serving_default"] for name, one in loaded.items()
+        name: model.signatures["serving_default"]
+        for name, model in loaded.items()
     }
     served[EMPTY] = tf.function(
         lambda **inputs: inputs["f00"]
@@ -207,31 +210,31 @@ def report(distribution: str, rounds: int) -> tuple[rich.console.Group, dict]:
         times = json.loads(
             _in_process("ask", folder, str(max(rounds, 500)), torch_python)
         )
-    found = {
+    figures = {
         key: {
             "p50": float(np.percentile(values, 50)),
             "p99": float(np.percentile(values, 99)),
         }
         for key, values in times.items()
     }
-    ratios = fbgemm_ratios(found)
-    tables = [_table(found, sizes)]
+    ratios = fbgemm_ratios(figures)
+    tables = [_table(figures, sizes)]
     if ratios:
         tables.append(_ratio_table(ratios))
     return rich.console.Group(*tables), {
-        **found,
+        **figures,
         "bytes": sizes,
         "relative to fbgemm": ratios,
     }
 
 
 def fbgemm_ratios(
-    found: dict[str, dict[str, float]],
+    figures: dict[str, dict[str, float]],
 ) -> dict[str, dict[str, float]]:
     """Returns each percentile of an export, relative to FBGEMM's.
 
     Args:
-      found: Percentiles by contestant and batch size, such as "int8/128".
+      figures: Percentiles by contestant and batch size, such as "int8/128".
 
     Returns:
       Ratios by type of the rows and batch size. Empty if FBGEMM was not
@@ -239,12 +242,13 @@ def fbgemm_ratios(
     """
     return {
         f"{kind}/{size}": {
-            one: found[f"{kind}/{size}"][one] / found[f"{name}/{size}"][one]
-            for one in PERCENTILES
+            percentile: figures[f"{kind}/{size}"][percentile]
+            / figures[f"{name}/{size}"][percentile]
+            for percentile in PERCENTILES
         }
         for kind, name in FBGEMM.items()
         for size in BATCH_SIZES
-        if f"{name}/{size}" in found
+        if f"{name}/{size}" in figures
     }
 
 
@@ -257,7 +261,7 @@ def _percentile_columns() -> list[str]:
 
 
 def _table(
-    found: dict[str, dict[str, float]], sizes: dict[str, int]
+    figures: dict[str, dict[str, float]], sizes: dict[str, int]
 ) -> rich.table.Table:
     table = rich.table.Table(
         title=f"Serving {NUM_TABLES} tables of {NUM_ROWS:,} x {DIM}, and one "
@@ -267,14 +271,16 @@ def _table(
         table.add_column(column, justify="right")
     for names in ((*FUSED, EMPTY, *FBGEMM.values()), BIG):
         for name in names:
-            if f"{name}/{BATCH_SIZES[0]}" not in found:
+            if f"{name}/{BATCH_SIZES[0]}" not in figures:
                 continue
             cells = []
             for size in BATCH_SIZES:
                 for percentile in PERCENTILES:
-                    own = found[f"{name}/{size}"][percentile]
-                    ratio = own / found[f"{names[0]}/{size}"][percentile]
-                    cells.append(f"{own:.2f} ms ({ratio:.3f})")
+                    milliseconds = figures[f"{name}/{size}"][percentile]
+                    ratio = (
+                        milliseconds / figures[f"{names[0]}/{size}"][percentile]
+                    )
+                    cells.append(f"{milliseconds:.2f} ms ({ratio:.3f})")
             megabytes = f"{sizes[name] / 1e6:.1f}" if name in sizes else ""
             table.add_row(name, megabytes, *cells)
     return table

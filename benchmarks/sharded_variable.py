@@ -64,7 +64,7 @@ def _contestants(num_shards: int) -> dict[str, Callable]:
     The keys of the dictionary are `<contestant>.<operation>`.
     """
     value = tf.zeros([NUM_ROWS, DIM])
-    one = tf.Variable(value)
+    single = tf.Variable(value)
     ours = tlm.ShardedVariable.create(value, num_shards=num_shards)
     # TensorFlow's class gets separate variables, so that the writes of one
     # contestant do not affect the other contestant.
@@ -103,12 +103,12 @@ def _contestants(num_shards: int) -> dict[str, Callable]:
 
     contestants = {
         "tlm.gather": lambda ids, rows: tf.gather(ours, ids),
-        "one.gather": lambda ids, rows: tf.gather(one, ids),
+        "one.gather": lambda ids, rows: tf.gather(single, ids),
         "tf.gather": lambda ids, rows: tf.nn.embedding_lookup(theirs, ids),
         **{
             f"{name}.{verb}": scatter(table, verb)
             for verb in ("scatter_add", "scatter_update")
-            for name, table in (("tlm", ours), ("one", one), ("tf", theirs))
+            for name, table in (("tlm", ours), ("one", single), ("tf", theirs))
         },
         "tlm.route": route_by_op,
         "tf.route": route_by_stock_ops,
@@ -182,14 +182,14 @@ def measure_big(rounds: int) -> dict[str, float]:
         "big.tlm": lambda i=0: tf.nn.embedding_lookup(ours, ids).numpy(),
         "big.tf": lambda i=0: tf.nn.embedding_lookup(theirs, ids).numpy(),
     }
-    found = {}
+    results = {}
     if peak_memory.is_available():
         for name, call in calls.items():
-            found[f"{name}.extra_mib"] = peak_memory.extra_bytes(call) / (
+            results[f"{name}.extra_mib"] = peak_memory.extra_bytes(call) / (
                 1 << 20
             )
     times = timing.interleave(calls, min(rounds, 5), warm_up=1)
-    return found | {
+    return results | {
         name: float(np.median(values)) for name, values in times.items()
     }
 
@@ -235,7 +235,7 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
                 "",
             )
             for verb in _VERBS.value:
-                ours, one, theirs = (
+                ours, single, theirs = (
                     medians.get(f"{num_shards}/{num_ids}/{name}.{verb}")
                     for name in ("tlm", "one", "tf")
                 )
@@ -244,9 +244,9 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
                     f"{num_ids:,}",
                     verb,
                     f"{ours:.2f}",
-                    "" if one is None else f"{one:.2f}",
+                    "" if single is None else f"{single:.2f}",
                     f"{theirs:.2f}",
-                    "" if one is None else f"{ours / one:.2f}",
+                    "" if single is None else f"{ours / single:.2f}",
                     f"{theirs / ours:.1f}",
                     f"{(theirs - call) / (ours - call):.1f}",
                 )

@@ -114,20 +114,20 @@ class TensorFlow:
 
     def _lookup(self, ids):
         return [
-            tf.nn.safe_embedding_lookup_sparse(table, one, combiner="sum")
-            for table, one in zip(self._tables, ids)
+            tf.nn.safe_embedding_lookup_sparse(table, table_ids, combiner="sum")
+            for table, table_ids in zip(self._tables, ids)
         ]
 
     def _train(self, ids):
         with tf.GradientTape() as tape:
             activations = self._lookup(ids)
         slices = tape.gradient(activations, self._tables, self._gradients)
-        for table, accumulator, one in zip(
+        for table, accumulator, table_ids in zip(
             self._tables, self._accumulators, slices
         ):
-            rows, places = tf.unique(one.indices)
+            rows, places = tf.unique(table_ids.indices)
             gradient = tf.math.unsorted_segment_sum(
-                one.values, places, tf.size(rows)
+                table_ids.values, places, tf.size(rows)
             )
             tf.raw_ops.ResourceSparseApplyAdagradV2(
                 var=table.handle,
@@ -158,7 +158,7 @@ def contestants(
     )
     forms = {"ragged": [ragged(batch) for batch in batches]}
     forms["sparse"] = [
-        [one.to_sparse() for one in batch] for batch in forms["ragged"]
+        [ids.to_sparse() for ids in batch] for batch in forms["ragged"]
     ]
     forms["packed"] = [tlm.pack(batch) for batch in forms["ragged"]]
     lists = [tuple(map(list, zip(*batch))) for batch in batches]

@@ -103,8 +103,8 @@ class Workload:
 
 
 WORKLOADS = {
-    one.name: one
-    for one in (
+    workload.name: workload
+    for workload in (
         Workload("one table", (2_000_000,), 64, 8192, 20, 20),
         Workload("zipf", (2_000_000,), 64, 8192, 20, 20, "zipf"),
         Workload("26 tables", CRITEO_ROWS, 64, 4096, 1, 1),

@@ -19,12 +19,12 @@ _INITIAL = 0.1  # Initial value of Adagrad's accumulators.
 _INITIAL_ROWS = tf.random_uniform_initializer(-0.05, 0.05)
 
 WORKLOADS = {
-    one.name: one
-    for one in (
+    workload.name: workload
+    for workload in (
         # Criteo's columns, with at most 100,000 rows per table.
         workloads.Workload(
             "26 tables",
-            tuple(min(one, 100_000) for one in workloads.CRITEO_ROWS),
+            tuple(min(size, 100_000) for size in workloads.CRITEO_ROWS),
             16,
             4096,
             1,
@@ -55,13 +55,17 @@ WORKLOADS = {
 
 
 def _loss(activations: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.add_n([tf.reduce_sum(one * one) for one in activations])
+    return tf.add_n(
+        [tf.reduce_sum(activation * activation) for activation in activations]
+    )
 
 
 def _loss_of_layers(layers: Sequence[Any], ids: tf.Tensor) -> tf.Tensor:
     """Returns the loss of layers that look up one row of `ids` each."""
     of_layers = tf.unstack(ids, num=len(layers))
-    return _loss([layer(one) for layer, one in zip(layers, of_layers)])
+    return _loss(
+        [layer(layer_ids) for layer, layer_ids in zip(layers, of_layers)]
+    )
 
 
 class Empty:
@@ -148,7 +152,7 @@ class Stock:
 
     def __init__(self, workload: workloads.Workload):
         """Creates the tables in the scope of the current strategy."""
-        shapes = [(one, workload.dim) for one in workload.num_rows]
+        shapes = [(num_rows, workload.dim) for num_rows in workload.num_rows]
         # The strategy's partitioner may shard these variables.
         self._tables = [
             _shards(tf.Variable(_INITIAL_ROWS(shape))) for shape in shapes
@@ -167,11 +171,11 @@ class Stock:
                 [
                     tf.nn.embedding_lookup_sparse(
                         table,
-                        tf.SparseTensor(indices, one, shape),
+                        tf.SparseTensor(indices, values, shape),
                         None,
                         combiner="sum",
                     )
-                    for table, one in zip(
+                    for table, values in zip(
                         self._tables, tf.unstack(ids, num=len(self._tables))
                     )
                 ]
@@ -234,7 +238,9 @@ class Layers:
         """Trains on `[num_tables, num_samples]` ids and returns the loss."""
         with tf.GradientTape() as tape:
             loss = _loss_of_layers(self._layers, ids)
-        gradients = tape.gradient(loss, [one.value for one in self._weights])
+        gradients = tape.gradient(
+            loss, [weight.value for weight in self._weights]
+        )
         self._optimizer.apply(gradients, self._weights)
         return loss
 
@@ -243,7 +249,7 @@ CONTESTANTS = {
     "empty": Empty,
     "ours": Ours,
     "packed": Packed,
-    "bfloat16": lambda one: Ours(one, wire_dtype="bfloat16"),
+    "bfloat16": lambda workload: Ours(workload, wire_dtype="bfloat16"),
     "layers": Layers,
     "stock": Stock,
     "keras": KerasEmbedding,

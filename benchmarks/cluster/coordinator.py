@@ -130,9 +130,9 @@ class _Commands:
         )
         self._steps.clear()
         for name in names:
-            one, *options = name.split(":")
+            contestant, *options = name.split(":")
             with (self._strategy or tf.distribute.get_strategy()).scope():
-                made = contestants.CONTESTANTS[one](workload)
+                made = contestants.CONTESTANTS[contestant](workload)
             batches = ids
             if hasattr(made, "prepare"):
                 batches = np.stack([made.prepare(batch) for batch in ids])

@@ -27,8 +27,8 @@ class _Silent(local_cluster.Group):
     def pids(self, job: str) -> list[int]:
         """Returns the process ids of a job."""
         return [
-            one.pid
-            for name, one in self._processes.items()
+            child.pid
+            for name, child in self._processes.items()
             if name.startswith(job + ":")
         ]
 
@@ -117,7 +117,10 @@ class Cluster:
 
     def traffic(self) -> proxy.Traffic:
         """Returns the traffic that all proxies have counted so far."""
-        return sum((one.traffic() for one in self._proxies), proxy.Traffic())
+        return sum(
+            (server_proxy.traffic() for server_proxy in self._proxies),
+            proxy.Traffic(),
+        )
 
     def _start(self, stack: contextlib.ExitStack) -> process.Peer:
         environment = dict(self._environment)
@@ -146,7 +149,7 @@ class Cluster:
                     },
                 )
         seen = {
-            job: [self._seen_at(one) for one in jobs[job]]
+            job: [self._seen_at(address) for address in jobs[job]]
             for job in self._sizes
         }
         # The coordinator sends the addresses of the proxies to all workers and

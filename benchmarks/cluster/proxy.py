@@ -141,8 +141,8 @@ class Proxy:
                 sink.sendall(data)
         except OSError:  # A peer closed the connection.
             pass
-        for one in (source, sink):
+        for connection in (source, sink):
             try:
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass

@@ -102,18 +102,18 @@ def contestants_of(shape: str) -> tuple[str, ...]:
 
 def measure_traffic(distribution: str) -> dict[str, dict[str, float]]:
     """Returns bytes and calls per step, with keys such as `"1 M rows.ours"`."""
-    found = {}
+    traffic = {}
     for sizes, opened in _COUNTED.items():
         with processes.Cluster(*sizes, counts=True) as cluster:
             for workload, names in opened.items():
                 cluster.open(workload, distribution, names)
                 for name in names:
-                    one = _count(cluster, name)
-                    found[f"{workload}.{name}"] = {
-                        "bytes": one.num_bytes / _COUNTED_STEPS,
-                        "calls": one.num_calls / _COUNTED_STEPS,
+                    counts = _count(cluster, name)
+                    traffic[f"{workload}.{name}"] = {
+                        "bytes": counts.num_bytes / _COUNTED_STEPS,
+                        "calls": counts.num_calls / _COUNTED_STEPS,
                     }
-    return found
+    return traffic
 
 
 def _count(cluster: processes.Cluster, name: str) -> proxy.Traffic:
@@ -180,11 +180,11 @@ def _speed_table(
         table.add_column(column, justify="right")
 
     def cell(shape: str, name: str) -> str:
-        found = figures.get(f"{shape}.{name}")
-        if not found:
+        figure = figures.get(f"{shape}.{name}")
+        if not figure:
             return ""
-        low, high = (one / 1e3 for one in found["quartiles"])
-        return f"{found['median'] / 1e3:.0f} [{low:.0f}, {high:.0f}]"
+        low, high = (quartile / 1e3 for quartile in figure["quartiles"])
+        return f"{figure['median'] / 1e3:.0f} [{low:.0f}, {high:.0f}]"
 
     def ratio(shape: str, name: str) -> str:
         if f"{shape}.{name}" not in times:
@@ -197,7 +197,7 @@ def _speed_table(
     for shape in step_sizes.SHAPES:
         table.add_row(
             shape,
-            *(cell(shape, one) for one in _TABLES),
+            *(cell(shape, name) for name in _TABLES),
             ratio(shape, "ours"),
             ratio(shape, "bfloat16"),
         )
@@ -243,13 +243,13 @@ def _traffic_table(
         for workload, names in opened.items():
             stock = traffic[f"{workload}.stock"]["bytes"]
             for name in names:
-                one = traffic[f"{workload}.{name}"]
+                counts = traffic[f"{workload}.{name}"]
                 table.add_row(
                     f"{num_workers} + {num_servers}",
                     workload,
                     name,
-                    f"{one['bytes'] / 1e6:.3f}",
-                    f"{one['bytes'] / stock:.3f}",
-                    f"{one['calls']:.1f}",
+                    f"{counts['bytes'] / 1e6:.3f}",
+                    f"{counts['bytes'] / stock:.3f}",
+                    f"{counts['calls']:.1f}",
                 )
     return table

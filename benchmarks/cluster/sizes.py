@@ -110,26 +110,30 @@ class _Clusters:
             for name, (sizes, workload, names) in cases.items():
                 for prefix, package in self._versions.items():
                     known = [
-                        one
-                        for one in names
-                        if not (package and one.endswith(":1"))
+                        contestant
+                        for contestant in names
+                        if not (package and contestant.endswith(":1"))
                     ]
                     cluster = stack.enter_context(
                         processes.Cluster(*sizes, package=package)
                     )
                     cluster.open(workload, self._distribution, known)
-                    for one in known:
-                        opened[f"{prefix}{name}.{one}"] = cluster, one
-            for key, (cluster, one) in opened.items():
-                timed[key] = lambda _, cluster=cluster, one=one: (
+                    for contestant in known:
+                        opened[f"{prefix}{name}.{contestant}"] = (
+                            cluster,
+                            contestant,
+                        )
+            for key, (cluster, contestant) in opened.items():
+                timed[key] = lambda _, cluster=cluster, contestant=contestant: (
                     timing.Milliseconds(
-                        cluster.steps(one, _num_steps(one)) / _num_steps(one)
+                        cluster.steps(contestant, _num_steps(contestant))
+                        / _num_steps(contestant)
                     )
                 )
             times = timing.interleave(timed, rounds)
-            for key, (cluster, one) in opened.items():
+            for key, (cluster, contestant) in opened.items():
                 before = cluster.processor_milliseconds()
-                cluster.steps(one, _BUSY_STEPS)
+                cluster.steps(contestant, _BUSY_STEPS)
                 after = cluster.processor_milliseconds()
                 if "worker" in after:
                     self.worker_milliseconds[key] = (
@@ -145,22 +149,22 @@ def report(
     clusters = _Clusters(distribution)
     by_tables = clusters.measure(
         {
-            f"{one} tables": (
+            f"{count} tables": (
                 (1, 2),
-                f"16,384 ids, {one} tables",
+                f"16,384 ids, {count} tables",
                 [f"packed{suffix}" for suffix in _PER_TABLE.values()],
             )
-            for one in TABLES
+            for count in TABLES
         },
         rounds,
     )
     by_servers: dict[str, np.ndarray] = {}
-    closures = [f"packed{one}" for one in _CLOSURES.values()]
+    closures = [f"packed{suffix}" for suffix in _CLOSURES.values()]
     for group in (SERVERS[:2], SERVERS[2:]):  # Limits the memory.
         by_servers |= clusters.measure(
             {
-                f"{one} servers": ((1, one), "tiny steps", closures)
-                for one in group
+                f"{count} servers": ((1, count), "tiny steps", closures)
+                for count in group
             },
             rounds,
         )
@@ -170,8 +174,8 @@ def report(
                 sizes,
                 _SPEED,
                 [
-                    *(f"ours{one}" for one in _CLOSURES.values()),
-                    *(f"{_EMPTY}{one}" for one in _CLOSURES.values()),
+                    *(f"ours{suffix}" for suffix in _CLOSURES.values()),
+                    *(f"{_EMPTY}{suffix}" for suffix in _CLOSURES.values()),
                 ]
                 if sizes[0]
                 else ["ours"],
@@ -182,12 +186,12 @@ def report(
     )
     by_layers = clusters.measure(
         {
-            f"{one} tables": (
+            f"{count} tables": (
                 (1, 2),
-                f"16,384 ids, {one} tables",
+                f"16,384 ids, {count} tables",
                 list(_PER_LAYER.values()),
             )
-            for one in LAYERS
+            for count in LAYERS
         },
         rounds,
     )
@@ -197,7 +201,7 @@ def report(
         _shapes_table(distribution, by_shape),
         _layers_table(distribution, by_layers),
     ), {
-        part: {name: float(np.median(one)) for name, one in times.items()}
+        part: {name: float(np.median(values)) for name, values in times.items()}
         for part, times in [
             ("tables", by_tables),
             ("servers", by_servers),
@@ -209,17 +213,17 @@ def report(
 
 def _prefixes(times: dict[str, np.ndarray]) -> list[str]:
     return [
-        one
-        for one in ("before, ", "")
-        if any(name.startswith(one) for name in times)
+        prefix
+        for prefix in ("before, ", "")
+        if any(name.startswith(prefix) for name in times)
     ]
 
 
 def _table(title: str, first: str, columns: Iterable[str]) -> rich.table.Table:
     table = rich.table.Table(title=title)
     table.add_column(first)
-    for one in columns:
-        table.add_column(one, justify="right")
+    for column in columns:
+        table.add_column(column, justify="right")
     return table
 
 
@@ -232,7 +236,7 @@ def _tables_table(
         "2 servers",
         "steps",
         [
-            *(f"{one} tables" for one in TABLES),
+            *(f"{count} tables" for count in TABLES),
             f"{high} / {low}",
             "us per table",
         ],
@@ -240,12 +244,12 @@ def _tables_table(
     for prefix in _prefixes(times):
         for name, suffix in _PER_TABLE.items():
             of = {
-                one: times[f"{prefix}{one} tables.packed{suffix}"]
-                for one in TABLES
+                count: times[f"{prefix}{count} tables.packed{suffix}"]
+                for count in TABLES
             }
             table.add_row(
                 prefix + name,
-                *(f"{np.median(one):.2f}" for one in of.values()),
+                *(f"{np.median(values):.2f}" for values in of.values()),
                 f"{np.median(of[high] / of[low]):.2f}",
                 f"{1e3 * np.median(of[high] - of[low]) / (high - low):.1f}",
             )
@@ -261,13 +265,15 @@ def _servers_table(
         "processor time of the worker in brackets",
         "closures",
         [
-            *(f"{one} servers" for one in SERVERS),
-            *(f"ms per server, {few} to {one}" for one in more),
+            *(f"{count} servers" for count in SERVERS),
+            *(f"ms per server, {few} to {count}" for count in more),
         ],
     )
     for prefix in _prefixes(times):
         for name, suffix in _CLOSURES.items():
-            keys = [f"{prefix}{one} servers.packed{suffix}" for one in SERVERS]
+            keys = [
+                f"{prefix}{count} servers.packed{suffix}" for count in SERVERS
+            ]
             if keys[0] not in times:
                 continue
             columns = [
@@ -276,11 +282,11 @@ def _servers_table(
             first, *others = columns
             table.add_row(
                 prefix + name,
-                *(f"{one:.2f} ({used:.2f})" for one, used in columns),
+                *(f"{median:.2f} ({used:.2f})" for median, used in columns),
                 *(
-                    f"{(one - first[0]) / (size - few):.2f} "
+                    f"{(median - first[0]) / (size - few):.2f} "
                     f"({(used - first[1]) / (size - few):.2f})"
-                    for (one, used), size in zip(others, more)
+                    for (median, used), size in zip(others, more)
                 ),
             )
     return table
@@ -296,15 +302,15 @@ def _shapes_table(
         f"relative to one process, {samples / np.median(single):.0f}), and "
         "thousands of empty steps per second",
         "closures",
-        [one for one in SHAPES if SHAPES[one][0]]
-        + [f"empty, {one}" for one in SHAPES if SHAPES[one][0]],
+        [shape for shape in SHAPES if SHAPES[shape][0]]
+        + [f"empty, {shape}" for shape in SHAPES if SHAPES[shape][0]],
     )
     for prefix in _prefixes(times):
         for name, suffix in _CLOSURES.items():
             keys = [
-                f"{prefix}{one}.ours{suffix}"
-                for one in SHAPES
-                if SHAPES[one][0]
+                f"{prefix}{shape}.ours{suffix}"
+                for shape in SHAPES
+                if SHAPES[shape][0]
             ]
             if keys[0] not in times:
                 continue
@@ -317,7 +323,9 @@ def _shapes_table(
                 ),
                 *(
                     f"{1 / np.median(times[key]):.1f}"
-                    for key in (one.replace("ours", _EMPTY) for one in keys)
+                    for key in (
+                        own_key.replace("ours", _EMPTY) for own_key in keys
+                    )
                 ),
             )
     return table
@@ -331,14 +339,17 @@ def _layers_table(
         f"Milliseconds of a step with 16,384 {distribution} ids, 1 worker and "
         "2 servers, with 16 steps per closure",
         "tables",
-        [*(f"{one} tables" for one in LAYERS), "us per table"],
+        [*(f"{count} tables" for count in LAYERS), "us per table"],
     )
     for prefix in _prefixes(times):
         for name, contestant in _PER_LAYER.items():
-            of = [times[f"{prefix}{one} tables.{contestant}"] for one in LAYERS]
+            of = [
+                times[f"{prefix}{count} tables.{contestant}"]
+                for count in LAYERS
+            ]
             table.add_row(
                 prefix + name,
-                *(f"{np.median(one):.2f}" for one in of),
+                *(f"{np.median(values):.2f}" for values in of),
                 f"{1e3 * np.median(of[1] - of[0]) / (many - few):.0f}",
             )
     return table

@@ -86,7 +86,10 @@ class Decoder:
     def fit(self, num_samples: int) -> None:
         """Trains the first samples for one epoch."""
         self.model.fit(
-            {name: one[:num_samples] for name, one in self._inputs.items()},
+            {
+                name: tensor[:num_samples]
+                for name, tensor in self._inputs.items()
+            },
             self._labels[:num_samples],
             batch_size=SAMPLES,
             shuffle=False,
@@ -96,7 +99,7 @@ class Decoder:
     def step(self) -> list[float]:
         """Trains several steps and returns the times of one step."""
         times = _milliseconds(lambda: self.fit(STEPS * SAMPLES))
-        return [one / STEPS for one in times]
+        return [milliseconds / STEPS for milliseconds in times]
 
     def generate(self) -> list[float]:
         """Generates tokens and returns the times."""

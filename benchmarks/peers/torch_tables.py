@@ -105,8 +105,14 @@ class BagTables:
 
     def __call__(self, inputs):
         """Returns the activations of all features, `[B, features * dim]`."""
-        found = [bag(*one) for bag, one in zip(self._bags, inputs)]
-        return found[0] if len(found) == 1 else torch.cat(found, dim=1)
+        activations = [
+            bag(*arguments) for bag, arguments in zip(self._bags, inputs)
+        ]
+        return (
+            activations[0]
+            if len(activations) == 1
+            else torch.cat(activations, dim=1)
+        )
 
     def update(self) -> None:
         """Applies the gradients of the last backward pass."""
@@ -163,7 +169,7 @@ class Dlrm(torch.nn.Module):
         self._batches = [
             (
                 torch.from_numpy(numbers),
-                self._tables.inputs([(one, splits) for one in ids]),
+                self._tables.inputs([(table_ids, splits) for table_ids in ids]),
                 torch.from_numpy(labels),
             )
             for numbers, ids, labels in size.draw(distribution)
@@ -172,10 +178,10 @@ class Dlrm(torch.nn.Module):
     def forward(self, numbers, inputs):
         """Returns the logits, `[B, 1]`."""
         bottom = self._bottom(numbers)
-        found = self._tables(inputs).view(
+        activations = self._tables(inputs).view(
             len(numbers), self._num_tables, bottom.shape[1]
         )
-        rows = torch.cat([bottom.unsqueeze(1), found], dim=1)
+        rows = torch.cat([bottom.unsqueeze(1), activations], dim=1)
         products = torch.bmm(rows, rows.transpose(1, 2))
         pairs = products[:, self._pairs[0], self._pairs[1]]
         return self._top(torch.cat([bottom, pairs], dim=1))
@@ -219,8 +225,8 @@ class Server:
         self._steps.clear()
         workload = workloads.WORKLOADS[name]
         batches = [workload.draw(seed) for seed in seeds]
-        for one in TABLES:
-            self._steps[one] = Step(one, workload, batches)
+        for table in TABLES:
+            self._steps[table] = Step(table, workload, batches)
         return _versions()
 
     def open_dlrm(

@@ -50,8 +50,8 @@ class Table:
         # interval is 2.
         for _ in range(4):
             self._rows_of.profile(everything)
-        found = self._rows_of.remap(everything)["keys"].values()
-        assert len(found.unique()) == num_keys
+        remapped = self._rows_of.remap(everything)["keys"].values()
+        assert len(remapped.unique()) == num_keys
         # With this interval, only one of 1000 steps evicts keys, so evictions
         # do not change the median.
         self._rows_of._eviction_interval = 1000

@@ -96,7 +96,7 @@ def workloads():
 
 
 def compare(name, workload, options):
-    devices = [one.name for one in tf.config.list_logical_devices("CPU")]
+    devices = [device.name for device in tf.config.list_logical_devices("CPU")]
     mesh = tf.experimental.dtensor.create_mesh(
         list(workload.mesh.items()),
         devices=devices[: int(np.prod(list(workload.mesh.values())))],
@@ -110,8 +110,8 @@ def compare(name, workload, options):
         batch_size=len(labels),
     )
 
-    def build(one):
-        with tlm.layout_map_scope(one.layout_map(mesh)):
+    def build(plan):
+        with tlm.layout_map_scope(plan.layout_map(mesh)):
             model = workload.build()
             model.compile(
                 workload.optimizer,

@@ -108,8 +108,8 @@ def layout_maps(
     case: Case, model: keras.Model, inputs
 ) -> dict[str, tlm.LayoutMap]:
     """Returns the map of the backbone, and the planned maps."""
-    own, _ = placement.own_map(case.backbone)
-    explanation = explain.explain(own, model)
+    own_map, _ = placement.own_map(case.backbone)
+    explanation = explain.explain(own_map, model)
     costs = planner.read_costs(None, math.prod(placement.AXES.values()))
 
     def problem_of(memory: int | None) -> Problem:
@@ -137,7 +137,7 @@ def layout_maps(
     limit += placement.bytes_with_adam(explanation)
     limited = within(problem_of(limit), limit, explanation.bytes_per_device)
     return {
-        "own map": own,
+        "own map": own_map,
         "plan": map_of(limited),
         "plan without a limit": without_limit,
     }
@@ -174,7 +174,7 @@ def contestants(case: Case) -> list[Contestant]:
         for key in model.input
     }
     labels = np.roll(tokens, -1, axis=1)
-    found = []
+    measured = []
     for title, layout_map in layout_maps(case, model, inputs).items():
         with tlm.layout_map_scope(layout_map):
             sharded = case.make()
@@ -182,36 +182,36 @@ def contestants(case: Case) -> list[Contestant]:
         def run(sharded=sharded):
             sharded.train_on_batch(inputs, labels)
 
-        found.append(
+        measured.append(
             Contestant(
                 title,
                 explain.explain(layout_map, sharded).bytes_per_device,
                 run,
             )
         )
-    return found
+    return measured
 
 
 def compare(name: str, case: Case, rounds: int) -> None:
     """Measures the maps of a backbone, and prints one line per map."""
-    found = contestants(case)
-    for one in found:
-        one.run()
-        one.run()
+    maps = contestants(case)
+    for contestant in maps:
+        contestant.run()
+        contestant.run()
     for number in range(rounds):
         # The order changes, so that the state of the caches varies.
-        order = found.copy()
+        order = maps.copy()
         random.Random(number).shuffle(order)
-        for one in order:
-            one.measure()
-    own = found[0]
-    for one in found:
-        wall, cpu = np.median(one.wall), np.median(one.cpu)
+        for contestant in order:
+            contestant.measure()
+    baseline = maps[0]
+    for contestant in maps:
+        wall, cpu = np.median(contestant.wall), np.median(contestant.cpu)
         print(
-            f"{name:10} {one.name:20} {one.bytes:>10,} bytes, step "
-            f"{1e3 * wall:6.1f} ms, processor {1e3 * cpu:6.1f} ms, relative to "
-            f"the own map: {wall / np.median(own.wall):.2f}, processor "
-            f"{cpu / np.median(own.cpu):.2f}",
+            f"{name:10} {contestant.name:20} {contestant.bytes:>10,} bytes, "
+            f"step {1e3 * wall:6.1f} ms, processor {1e3 * cpu:6.1f} ms, "
+            f"relative to the own map: {wall / np.median(baseline.wall):.2f}, "
+            f"processor {cpu / np.median(baseline.cpu):.2f}",
             flush=True,
         )
 

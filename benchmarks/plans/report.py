@@ -84,8 +84,12 @@ def random_plan(plan: Plan, rng: random.Random) -> Plan:
         device = rng.randrange(len(problem.devices))
         selected: dict[str, str] = {}
         for item in problem.items:
-            allowed = [one for one in item.choices if one.refused is None]
-            alone = [one for one in allowed if one.devices == (device,)]
+            allowed = [
+                choice for choice in item.choices if choice.refused is None
+            ]
+            alone = [
+                choice for choice in allowed if choice.devices == (device,)
+            ]
             if alone and rng.random() < preferred:
                 choice = alone[0]
             elif not alone and rng.random() < first / 2:
@@ -105,13 +109,13 @@ def random_plan(plan: Plan, rng: random.Random) -> Plan:
 def random_plans(plan: Plan, count: int, seed: int = 0) -> list[Plan]:
     """Returns different random plans, which can include `plan`."""
     rng = random.Random(seed)
-    found: dict[str, Plan] = {}
+    plans: dict[str, Plan] = {}
     for _ in range(_ATTEMPTS):
-        one = random_plan(plan, rng)
-        found.setdefault(json.dumps(one.choices, sort_keys=True), one)
-        if len(found) == count:
+        drawn = random_plan(plan, rng)
+        plans.setdefault(json.dumps(drawn.choices, sort_keys=True), drawn)
+        if len(plans) == count:
             break
-    return list(found.values())
+    return list(plans.values())
 
 
 def processes() -> list[tuple[int, bool]]:
@@ -122,7 +126,7 @@ def processes() -> list[tuple[int, bool]]:
     """
     if "TF_CONFIG" not in os.environ:
         return [(os.getpid(), False)]
-    found = []
+    pids = []
     for folder in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -132,17 +136,18 @@ def processes() -> list[tuple[int, bool]]:
         except OSError:
             continue
         config = next(
-            (one for one in environment if one.startswith("TF_CONFIG=")), "={}"
+            (entry for entry in environment if entry.startswith("TF_CONFIG=")),
+            "={}",
         )
         job = json.loads(config.partition("=")[2]).get("task", {}).get("type")
-        found.append((int(folder.name), job == "ps"))
-    return found
+        pids.append((int(folder.name), job == "ps"))
+    return pids
 
 
-def cpu_seconds(found: list[tuple[int, bool]]) -> tuple[np.ndarray, np.ndarray]:
+def cpu_seconds(pids: list[tuple[int, bool]]) -> tuple[np.ndarray, np.ndarray]:
     """Returns the processor times of servers and of other processes."""
     times: tuple[list[float], list[float]] = ([], [])
-    for process, is_server in found:
+    for process, is_server in pids:
         # See clock_getcpuclockid(3). The files in /proc have a resolution of
         # 10 ms.
         clock = (~process << 3) | 2
@@ -162,7 +167,7 @@ def measure(
       build: Returns a function that runs a number of steps with a plan.
       options: Options of the benchmark.
     """
-    found = [Measured(plan) for plan in plans]
+    measured = [Measured(plan) for plan in plans]
     pids = processes()
     runs = []
     for plan in plans:
@@ -171,24 +176,24 @@ def measure(
         runs.append(run)
     for number in range(options.rounds):
         # The order changes, so that the state of the caches varies.
-        order = list(zip(found, runs))
+        order = list(zip(measured, runs))
         random.Random(number).shuffle(order)
-        for one, run in order:
+        for result, run in order:
             run(1)
             before = cpu_seconds(pids)
             for _ in range(options.steps):
                 start = time.perf_counter()
                 run(1)
-                one.wall = min(one.wall, time.perf_counter() - start)
+                result.wall = min(result.wall, time.perf_counter() - start)
             servers, others = (
                 (now - then) / options.steps
                 for now, then in zip(cpu_seconds(pids), before)
             )
-            one.cpu = min(one.cpu, servers.sum() + others.sum())
-            one.slowest = min(
-                one.slowest, servers.max(initial=0.0) + others.sum()
+            result.cpu = min(result.cpu, servers.sum() + others.sum())
+            result.slowest = min(
+                result.slowest, servers.max(initial=0.0) + others.sum()
             )
-    return found
+    return measured
 
 
 def predicted(plan: Plan, kind: str) -> float:
@@ -224,30 +229,36 @@ def compare(
     """Measures plans and prints the comparison with their predictions."""
     start = time.perf_counter()
     measured = measure([chosen, *others], build, options)
-    rows = sorted(measured, key=lambda one: one.wall)
-    scale = np.median([one.wall / one.plan.step_seconds for one in measured])
+    rows = sorted(measured, key=lambda result: result.wall)
+    scale = np.median(
+        [result.wall / result.plan.step_seconds for result in measured]
+    )
     print(f"\n{name}: {chosen}", flush=True)
-    for one in rows:
-        parts = one.plan.solution.seconds()
+    for result in rows:
+        parts = result.plan.solution.seconds()
         slowest = max(parts, key=lambda part: sum(part.values()))
         print(
-            f"{'chosen' if one is measured[0] else '':6} measured "
-            f"{1e3 * one.wall:7.2f} ms, processor {1e3 * one.cpu:7.2f} ms, "
-            f"with the slowest server {1e3 * one.slowest:7.2f} ms, predicted "
-            f"{1e3 * one.plan.step_seconds:7.2f} ms, measured / predicted "
-            f"{one.wall / one.plan.step_seconds / scale:.2f} of the "
+            f"{'chosen' if result is measured[0] else '':6} measured "
+            f"{1e3 * result.wall:7.2f} ms, processor "
+            f"{1e3 * result.cpu:7.2f} ms, with the slowest server "
+            f"{1e3 * result.slowest:7.2f} ms, predicted "
+            f"{1e3 * result.plan.step_seconds:7.2f} ms, measured / predicted "
+            f"{result.wall / result.plan.step_seconds / scale:.2f} of the "
             "median "
             + str({k: round(1e3 * v, 2) for k, v in slowest.items()})
-            + f" {[one.plan.choices[key] for key in sorted(chosen.choices)]}"
+            + f" {[result.plan.choices[key] for key in sorted(chosen.choices)]}"
         )
     ranked = measured[1 : 1 + options.ranked]
     kinds = {"wall": "time", "cpu": "processor time"}
-    if any(one.slowest != one.cpu for one in measured):
+    if any(result.slowest != result.cpu for result in measured):
         kinds["slowest"] = "processor time with the slowest server"
     for kind, title in kinds.items():
-        times = [getattr(one, kind) for one in measured]
+        times = [getattr(result, kind) for result in measured]
         correlation = kendall(
-            [(predicted(one.plan, kind), getattr(one, kind)) for one in ranked]
+            [
+                (predicted(result.plan, kind), getattr(result, kind))
+                for result in ranked
+            ]
         )
         print(
             f"{name}, {title}: "
@@ -266,12 +277,12 @@ def compare(
         known = json.loads(path.read_text()) if path.exists() else {}
         known[name] = [
             {
-                "choices": one.plan.choices,
-                "predicted": one.plan.step_seconds,
-                "measured": one.wall,
-                "processor": one.cpu,
-                "slowest": one.slowest,
+                "choices": result.plan.choices,
+                "predicted": result.plan.step_seconds,
+                "measured": result.wall,
+                "processor": result.cpu,
+                "slowest": result.slowest,
             }
-            for one in measured
+            for result in measured
         ]
         path.write_text(json.dumps(known, indent=1))

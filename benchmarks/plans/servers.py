@@ -72,7 +72,8 @@ def main():
     strategy = tlm.ps.connect()
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     num_servers = sum(
-        "/job:ps/" in one.name for one in tf.config.list_logical_devices("CPU")
+        "/job:ps/" in device.name
+        for device in tf.config.list_logical_devices("CPU")
     )
     inputs = batches(8)
     plan = tlm.plan(
@@ -84,12 +85,12 @@ def main():
         wire_dtype=WIRE_DTYPE,
     )
 
-    def build(one):
+    def build(plan):
         with strategy.scope():
             embedding = tlm.TPUEmbedding(
                 feature_config(),
                 tpu.Adam(0.01),
-                partitioner=one,
+                partitioner=plan,
                 wire_dtype=WIRE_DTYPE,
             )
 

@@ -59,23 +59,27 @@ def measure(dim: int, half: bool) -> dict[str, dict[str, np.ndarray]]:
         call: Callable[..., float], settings: dict[str, tuple[int, ...]]
     ):
         return {
-            name: lambda i, one=one: timing.Milliseconds(call(*one))
-            for name, one in settings.items()
+            name: lambda i, arguments=arguments: timing.Milliseconds(
+                call(*arguments)
+            )
+            for name, arguments in settings.items()
         }
 
-    found = {
+    times = {
         "lookup": timing.interleave(
             contestants(sweep.lookup, LOOKUPS), _ROUNDS.value
         )
     }
     # In updates of 16-bit rows, the tile size cannot be changed.
     updates = {
-        name: one for name, one in UPDATES.items() if not half or one[2] == 256
+        name: arguments
+        for name, arguments in UPDATES.items()
+        if not half or arguments[2] == 256
     }
-    found["update"] = timing.interleave(
+    times["update"] = timing.interleave(
         contestants(sweep.update, updates), _ROUNDS.value
     )
-    return found
+    return times
 
 
 def main(argv: list[str]) -> None:

@@ -77,9 +77,9 @@ class _Table:
     @tf.function
     def train(self, ids: tf.RaggedTensor) -> tf.Tensor:
         self._embedding.enqueue(ids)
-        found = self._embedding.dequeue()
-        self._embedding.apply_gradients(0.01 * found)
-        return tf.reduce_sum(found)
+        activations = self._embedding.dequeue()
+        self._embedding.apply_gradients(0.01 * activations)
+        return tf.reduce_sum(activations)
 
 
 def measure(

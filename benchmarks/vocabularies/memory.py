@@ -81,7 +81,7 @@ def measure() -> dict[str, float]:
         embedding.dequeue()
         embedding.reset()
     step = _step_of(embedding)
-    found = {}
+    figures = {}
     next_key = num_keys
     for number in range(NUM_STEPS + 1):
         keys = np.concatenate(
@@ -93,14 +93,14 @@ def measure() -> dict[str, float]:
         next_key += NEW
         step(tf.constant(keys))
         if number in (10, 100, 1_000, 2_000, 5_000, NUM_STEPS):
-            found[f"bytes_at_step_{number}"] = resident_bytes() - before
+            figures[f"bytes_at_step_{number}"] = resident_bytes() - before
     stats = vocabulary.stats()
     row_bytes = 16 + 2 * 4 * DIM
-    found["needed"] = num_keys * row_bytes / LOAD
-    found["ratio"] = found["bytes_at_step_100"] / found["needed"]
-    found["num_keys"] = stats["num_keys"]
-    found["num_evicted"] = stats["num_evicted"]
-    return found
+    figures["needed"] = num_keys * row_bytes / LOAD
+    figures["ratio"] = figures["bytes_at_step_100"] / figures["needed"]
+    figures["num_keys"] = stats["num_keys"]
+    figures["num_evicted"] = stats["num_evicted"]
+    return figures
 
 
 if __name__ == "__main__":

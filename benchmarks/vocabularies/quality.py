@@ -84,7 +84,7 @@ def main() -> None:
         table.add_column(column, justify="right" if column else "left")
     best = None
     for name in _contestants(corpus):
-        found = np.array(
+        scores = np.array(
             [
                 # A hashed vocabulary contains counts that a run changes, so
                 # each run gets a new vocabulary.
@@ -92,9 +92,9 @@ def main() -> None:
                 for seed in SEEDS
             ]
         )
-        recall, mrr, rows = found.mean(axis=0)
+        recall, mrr, rows = scores.mean(axis=0)
         best = best or recall
-        each = ", ".join(f"{one:.4f}" for one in found[:, 0])
+        each = ", ".join(f"{value:.4f}" for value in scores[:, 0])
         table.add_row(
             name,
             f"{rows:,.0f}",

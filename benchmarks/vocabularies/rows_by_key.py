@@ -99,14 +99,14 @@ def _resident_bytes() -> int:
 
 def measure(num_keys: int, folder: str) -> dict[str, tuple[float, int]]:
     """Returns the seconds and the additional bytes of each operation."""
-    found: dict[str, tuple[float, int]] = {}
+    costs: dict[str, tuple[float, int]] = {}
 
     def run(name: str, operation: Callable[[], object]):
         with _Peak() as peak:
             start = time.perf_counter()
             operation()
             seconds = time.perf_counter() - start
-        found[name] = (seconds, peak.num_bytes)
+        costs[name] = (seconds, peak.num_bytes)
 
     vocabulary = _table(num_keys)
     rows = np.random.default_rng(0).normal(size=[BLOCK_SIZE, DIM])
@@ -145,7 +145,7 @@ def measure(num_keys: int, folder: str) -> dict[str, tuple[float, int]]:
             ),
         )
         del target
-    return found
+    return costs
 
 
 def report(num_keys: int = 2_000_000) -> rich.table.Table:

@@ -67,8 +67,8 @@ def contestant(
     model = criteo_model.compiled(kind, inputs, rows, size, steps)
     batches = criteo_model.batches(kind, size, distribution)
     data = tf.data.Dataset.from_tensors(batches[0])
-    for one in batches[1:]:
-        data = data.concatenate(tf.data.Dataset.from_tensors(one))
+    for batch in batches[1:]:
+        data = data.concatenate(tf.data.Dataset.from_tensors(batch))
     count = _FEW_BATCHES if kind == "keras" else _NUM_BATCHES.value
     data = data.repeat().take(count).prefetch(2).with_options(_OPTIONS)
 
@@ -113,13 +113,13 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
         if process is not None:
             process.close()
         medians[name] = {
-            one: float(np.median(values)) for one, values in times.items()
+            figure: float(np.median(values)) for figure, values in times.items()
         }
-        for one, value in medians[name].items():
-            ratios = times[one] / times["tlm"]
+        for figure, value in medians[name].items():
+            ratios = times[figure] / times["tlm"]
             table.add_row(
                 name,
-                one,
+                figure,
                 f"{value:.1f} ms",
                 f"{1e3 * size.num_samples / value:,.0f}",
                 f"{np.median(ratios):.2f}",

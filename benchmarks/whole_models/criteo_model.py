@@ -34,12 +34,12 @@ def _pairs(kind: str, rows: list):
 
 
 def _logit(
-    kind: str, numbers: keras.KerasTensor, found: list, size: workloads.Dlrm
+    kind: str, numbers: keras.KerasTensor, rows: list, size: workloads.Dlrm
 ):
     bottom = numbers
     for width in (*size.bottom, size.dim):
         bottom = keras.layers.Dense(width, "relu")(bottom)
-    pairs = _pairs(kind, [bottom, *found])
+    pairs = _pairs(kind, [bottom, *rows])
     top = keras.layers.Concatenate()([bottom, pairs])
     for width in size.top:
         top = keras.layers.Dense(width, "relu")(top)
@@ -67,8 +67,8 @@ def look_up(kind: str, size: workloads.Dlrm):
     }
     if kind == "keras":
         return inputs, [
-            keras.layers.Embedding(num_rows, size.dim)(one)
-            for one, num_rows in zip(inputs.values(), size.num_rows)
+            keras.layers.Embedding(num_rows, size.dim)(ids)
+            for ids, num_rows in zip(inputs.values(), size.num_rows)
         ]
     import tf_layoutmap as tlm
 
@@ -88,13 +88,13 @@ def look_up(kind: str, size: workloads.Dlrm):
         },
         tpu.Adagrad(LEARNING_RATE),
     )
-    given = (
+    layer_inputs = (
         keras.Input([1 + 2 * len(inputs)], dtype="int64")
         if kind == "tlm"
         else inputs
     )
-    found = layer(given)
-    return given, [found[name] for name in inputs]
+    rows = layer(layer_inputs)
+    return layer_inputs, [rows[name] for name in inputs]
 
 
 def compiled(
@@ -117,12 +117,12 @@ def compiled(
 
 def batches(kind: str, size: workloads.Dlrm, distribution: str) -> list:
     """Returns the batches of a contestant: dense features and ids, labels."""
-    found = []
+    prepared = []
     for values, ids, labels in size.draw(distribution):
-        given = dict(zip(names(size), map(tf.constant, ids)))
+        features = dict(zip(names(size), map(tf.constant, ids)))
         if kind == "tlm":
             import tf_layoutmap as tlm
 
-            given = tlm.pack(given)
-        found.append(((tf.constant(values), given), tf.constant(labels)))
-    return found
+            features = tlm.pack(features)
+        prepared.append(((tf.constant(values), features), tf.constant(labels)))
+    return prepared

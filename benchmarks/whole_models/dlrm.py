@@ -62,8 +62,8 @@ def _rows_of_ours(num_rows: int, packed: bool):
         if not packed
         else keras.Input([1 + 2 * len(FEATURES)], dtype="int64")
     )
-    found = layer(inputs)
-    return inputs, [found[name] for name in FEATURES]
+    rows = layer(inputs)
+    return inputs, [rows[name] for name in FEATURES]
 
 
 def _rows_of_keras(num_rows: int):
@@ -98,10 +98,10 @@ class _Contestant:
         self._batches = []
         for _ in range(4):
             ids = {
-                one: tf.constant(
+                feature: tf.constant(
                     workloads.draw_ids(rng, distribution, NUM_SAMPLES, num_rows)
                 )
-                for one in FEATURES
+                for feature in FEATURES
             }
             self._batches.append(
                 (

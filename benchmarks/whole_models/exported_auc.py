@@ -67,14 +67,14 @@ def measure(seed: int, folder: pathlib.Path) -> dict[str, float]:
             ),
         )
 
-    found = {"trained": auc_of(lambda features: model(features))}
+    aucs = {"trained": auc_of(lambda features: model(features))}
     for kind in KINDS:
         tlm.export(model, folder / kind, kind)
         # `loaded` owns the variables of `serve`, and must therefore exist while
         # `serve` is called.
         loaded = tf.saved_model.load(folder / kind)
-        found[kind] = auc_of(loaded.serve)
-    return found
+        aucs[kind] = auc_of(loaded.serve)
+    return aucs
 
 
 def main() -> None:
@@ -85,12 +85,12 @@ def main() -> None:
     for seed in SEEDS:
         keras.utils.clear_session()
         with tempfile.TemporaryDirectory() as folder:
-            found = measure(seed, pathlib.Path(folder))
+            aucs = measure(seed, pathlib.Path(folder))
         table.add_row(
             str(seed),
-            f"{found['trained']:.6f}",
+            f"{aucs['trained']:.6f}",
             *(
-                f"{found[kind]:.6f} ({found[kind] - found['trained']:+.6f})"
+                f"{aucs[kind]:.6f} ({aucs[kind] - aucs['trained']:+.6f})"
                 for kind in KINDS
             ),
         )

@@ -66,8 +66,8 @@ def _models() -> dict[str, tuple]:
     def decoder(name):
         return language_case(*language.BACKBONES[name])
 
-    def encoder(name, found):
-        case = found[name]
+    def encoder(name, cases):
+        case = cases[name]
         return backbone_case(case) if not hasattr(case, "make") else case
 
     return {
@@ -139,17 +139,19 @@ def _measure(name: str) -> dict[str, list[float]]:
         _generate(case, model)
     explanation = explain(layouts, model)
     sharded = sum(
-        one.bytes_total for one in explanation.variables if any(one.axes)
+        variable.bytes_total
+        for variable in explanation.variables
+        if any(variable.axes)
     )
     shares = {}
     for step in _STEPS:
-        layers = [one for one in explanation.measured if one.step == step]
-        flops = sum(one.flops for one in layers)
+        layers = [layer for layer in explanation.measured if layer.step == step]
+        flops = sum(layer.flops for layer in layers)
         if not flops:
             continue
         shares[step] = [
-            sum(one.flops * one.replicated for one in layers) / flops,
-            sum(one.gathered_bytes for one in layers) / max(sharded, 1),
+            sum(layer.flops * layer.replicated for layer in layers) / flops,
+            sum(layer.gathered_bytes for layer in layers) / max(sharded, 1),
         ]
     return shares
 
@@ -161,7 +163,7 @@ def _shares() -> tuple[rich.table.Table, dict]:
     table.add_column("model")
     for column in ("replicated FLOPs", "gathered weights"):
         table.add_column(f"{column}, fit / predict / generate", justify="right")
-    found = {}
+    shares = {}
     for name in _models():
         # The logical devices of a process cannot be changed.
         run = subprocess.run(
@@ -170,18 +172,18 @@ def _shares() -> tuple[rich.table.Table, dict]:
             text=True,
             check=True,
         )
-        found[name] = json.loads(run.stdout.splitlines()[-1])
+        shares[name] = json.loads(run.stdout.splitlines()[-1])
         columns = [
             [
-                f"{100 * found[name][step][column]:.0f}"
-                if step in found[name]
+                f"{100 * shares[name][step][column]:.0f}"
+                if step in shares[name]
                 else "-"
                 for step in _STEPS
             ]
             for column in range(2)
         ]
-        table.add_row(name, *(f"{' / '.join(one)} %" for one in columns))
-    return table, found
+        table.add_row(name, *(f"{' / '.join(texts)} %" for texts in columns))
+    return table, shares
 
 
 def _compare(size: str, mesh: str, rounds: int) -> tuple[list[list[str]], dict]:
@@ -193,8 +195,8 @@ def _compare(size: str, mesh: str, rounds: int) -> tuple[list[list[str]], dict]:
         name: Peer(python, "benchmarks.peers.mesh_decoder")
         for name, python in pythons.items()
     }
-    axes = [int(one) for one in mesh.split("x")]
-    found = {
+    axes = [int(size) for size in mesh.split("x")]
+    results = {
         name: {"first step": peer.ask("open", name, size, axes, _THREADS.value)}
         for name, peer in peers.items()
     }
@@ -207,23 +209,23 @@ def _compare(size: str, mesh: str, rounds: int) -> tuple[list[list[str]], dict]:
             for name, peer in peers.items():
                 times[name].append(peer.ask(verb))
         for name, values in times.items():
-            found[name][verb] = np.median(values, axis=0).tolist()
+            results[name][verb] = np.median(values, axis=0).tolist()
     rows = []
     for name, peer in peers.items():
-        found[name]["peak"] = peer.ask("peak")
+        results[name]["peak"] = peer.ask("peak")
         peer.close()
         rows.append(
             [
                 f"{size}, {mesh}",
                 name,
                 *(
-                    "{:,.0f} ({:,.0f})".format(*found[name][verb])
+                    "{:,.0f} ({:,.0f})".format(*results[name][verb])
                     for verb in ("first step", *_VERBS)
                 ),
-                f"{found[name]['peak']:,.0f} MiB",
+                f"{results[name]['peak']:,.0f} MiB",
             ]
         )
-    return rows, found
+    return rows, results
 
 
 def _comparison(rounds: int) -> tuple[rich.table.Table, dict]:
@@ -252,9 +254,9 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     del distribution
     both, measured = rich.table.Table.grid(), {}
     for part in [_shares] * _HAS_SHARES.value + [lambda: _comparison(rounds)]:
-        table, found = part()
+        table, figures = part()
         both.add_row(table)
-        measured |= found
+        measured |= figures
     return both, measured
 
 

@@ -37,7 +37,7 @@ MOST_RUNS = 5
 
 def small(size: workloads.Dlrm) -> workloads.Dlrm:
     """Returns the same model with at most `SMALL_ROWS` rows per table."""
-    rows = tuple(min(one, SMALL_ROWS) for one in size.num_rows)
+    rows = tuple(min(num_rows, SMALL_ROWS) for num_rows in size.num_rows)
     return dataclasses.replace(size, num_rows=rows)
 
 
@@ -103,7 +103,7 @@ def measure(
     name: str, distribution: str, runs: int
 ) -> dict[str, dict[str, list[float]]]:
     """Returns the seconds of each part in each run, by contestant."""
-    found = {}
+    seconds = {}
     for _ in range(runs):
         for kind in (*MODELS, "memory"):
             run = subprocess.run(
@@ -121,8 +121,8 @@ def measure(
             )
             parts = json.loads(run.stdout.splitlines()[-1])
             for part, value in parts.items():
-                found.setdefault(kind, {}).setdefault(part, []).append(value)
-    return found
+                seconds.setdefault(kind, {}).setdefault(part, []).append(value)
+    return seconds
 
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
@@ -145,35 +145,37 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
         table.add_column(column, justify="right")
     results = {}
     for name in criteo_dlrm.SIZES.value:
-        found = measure(name, distribution, min(rounds, MOST_RUNS))
-        results[name] = {"seconds": found, **summary(name, found)}
+        seconds = measure(name, distribution, min(rounds, MOST_RUNS))
+        results[name] = {"seconds": seconds, **summary(name, seconds)}
         _add_rows(table, name, results[name])
     return table, results
 
 
-def summary(name: str, found: dict[str, dict[str, list[float]]]) -> dict:
+def summary(name: str, seconds: dict[str, dict[str, list[float]]]) -> dict:
     """Returns sums, their ratio, and the speeds of writing tables in GB/s.
 
     Args:
       name: Name of the size, a key of `workloads.DLRMS`.
-      found: Seconds of each part in each run, by contestant.
+      seconds: Seconds of each part in each run, by contestant.
     """
     sums = {
-        kind: np.sum([found[kind][part] for part in PARTS], axis=0)
+        kind: np.sum([seconds[kind][part] for part in PARTS], axis=0)
         for kind in MODELS
     }
     gigabytes = table_bytes(workloads.DLRMS[name]) / 1e9
     speeds = {
-        "tlm": found["tlm"]["tables"],
-        **found["memory"],
+        "tlm": seconds["tlm"]["tables"],
+        **seconds["memory"],
     }
     return {
-        "sum": {kind: float(np.median(one)) for kind, one in sums.items()},
+        "sum": {
+            kind: float(np.median(values)) for kind, values in sums.items()
+        },
         "tlm / keras": float(np.median(sums["tlm"] / sums["keras"])),
         "table GB": gigabytes,
         "GB/s": {
-            part: gigabytes / float(np.median(one))
-            for part, one in speeds.items()
+            part: gigabytes / float(np.median(values))
+            for part, values in speeds.items()
         },
     }
 

@@ -59,21 +59,23 @@ def _measure(contestant: str) -> dict[str, float]:
     import tensorflow as tf
 
     made = []
-    found = {"making": _seconds(lambda: made.append(_make(contestant)))}
+    seconds = {"making": _seconds(lambda: made.append(_make(contestant)))}
     checkpoint = tf.train.Checkpoint(made=made[0])
     with tempfile.TemporaryDirectory() as folder:
         path = str(pathlib.Path(folder) / "checkpoint")
-        found["writing"] = _seconds(lambda: checkpoint.write(path))
-        found["reading"] = _seconds(
+        seconds["writing"] = _seconds(lambda: checkpoint.write(path))
+        seconds["reading"] = _seconds(
             lambda: checkpoint.read(path).assert_consumed()
         )
-    return found
+    return seconds
 
 
 def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     """Runs the benchmark and returns a table of medians and ratios."""
     del distribution
-    runs: dict[str, list[dict[str, float]]] = {one: [] for one in CONTESTANTS}
+    runs: dict[str, list[dict[str, float]]] = {
+        contestant: [] for contestant in CONTESTANTS
+    }
     for _ in range(min(rounds, 3)):
         for contestant in CONTESTANTS:
             run = subprocess.run(
@@ -89,11 +91,11 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
             )
             runs[contestant].append(json.loads(run.stdout.splitlines()[-1]))
     median = {
-        one: {
-            figure: statistics.median(run[figure] for run in found)
+        contestant: {
+            figure: statistics.median(run[figure] for run in contestant_runs)
             for figure in FIGURES
         }
-        for one, found in runs.items()
+        for contestant, contestant_runs in runs.items()
     }
     table = rich.table.Table(
         title=f"A table of {ROWS:,} x {DIM} with a slot variable"
@@ -101,7 +103,7 @@ def report(distribution: str, rounds: int) -> tuple[rich.table.Table, dict]:
     for column in ("", *CONTESTANTS, "ratio"):
         table.add_column(column, justify="right")
     for figure in FIGURES:
-        stock, ours = (median[one][figure] for one in CONTESTANTS)
+        stock, ours = (median[contestant][figure] for contestant in CONTESTANTS)
         table.add_row(
             figure, f"{stock:.1f} s", f"{ours:.1f} s", f"{ours / stock:.2f}"
         )
