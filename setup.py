@@ -220,8 +220,8 @@ def found_packages(environment: dict[str, str]) -> dict[str, str]:
     probe = probe_packages(environment)
     if probe.returncode != 0:
         sys.exit(probe.stderr.strip())
-    found = values_of(probe)
-    if REQUIREMENTS["minor"](found["TF_VERSION"]) not in TENSORFLOW:
+    probed = values_of(probe)
+    if REQUIREMENTS["minor"](probed["TF_VERSION"]) not in TENSORFLOW:
         sys.exit(
             WRONG_TF.format(
                 wanted=" or ".join(TENSORFLOW),
@@ -229,11 +229,11 @@ def found_packages(environment: dict[str, str]) -> dict[str, str]:
                     "tensorflow-cpu" if ARCH == "x86_64" else "tensorflow"
                 ),
                 newest=TENSORFLOW[-1],
-                found=found["TF_VERSION"],
+                found=probed["TF_VERSION"],
                 python=environment["PYTHON_BIN_PATH"],
             )
         )
-    return found
+    return probed
 
 
 def minor_built_against() -> str | None:
@@ -257,10 +257,12 @@ def version(minor: str | None) -> str:
     The version of a wheel from a source distribution must equal the version of
     the source distribution, which has the file PKG-INFO.
     """
-    own = runpy.run_path(str(HERE / PACKAGE / "_version.py"))["__version__"]
+    package_version = runpy.run_path(str(HERE / PACKAGE / "_version.py"))[
+        "__version__"
+    ]
     if minor is None or (HERE / "PKG-INFO").exists():
-        return own
-    return own + REQUIREMENTS["local_version"](minor)
+        return package_version
+    return package_version + REQUIREMENTS["local_version"](minor)
 
 
 def extras(minor: str | None) -> dict[str, list[str]]:
@@ -275,16 +277,16 @@ def extras(minor: str | None) -> dict[str, list[str]]:
         if minor is None
         else f"=={minor}.*"
     )
-    found = {
+    requirements = {
         name: [name + versions] for name in ("tensorflow", "tensorflow-cpu")
     }
     if minor in (None, REQUIREMENTS["TENSORFLOW_TPU"]):
         first, end = REQUIREMENTS["LIBTPU"]
-        found["tensorflow-tpu"] = [
+        requirements["tensorflow-tpu"] = [
             f"tensorflow-tpu=={REQUIREMENTS['TENSORFLOW_TPU']}.*",
             f"libtpu>={first},<{end}",
         ]
-    return found | EXTRAS
+    return requirements | EXTRAS
 
 
 def is_cross_build() -> bool:
@@ -354,8 +356,8 @@ class BazelBuild(build_ext.build_ext):
         check_arch(self.inplace)
         bazel = find_bazel()
         environment = build_environment()
-        found = found_packages(environment)
-        minor = REQUIREMENTS["minor"](found["TF_VERSION"])
+        probed = found_packages(environment)
+        minor = REQUIREMENTS["minor"](probed["TF_VERSION"])
         announce_build()
         # The Makefile runs `setup.py build_ext`. Another build is likely to
         # follow, so the Bazel server keeps running. After `pip install`, the
@@ -395,11 +397,11 @@ class BazelBuild(build_ext.build_ext):
             built / "emulation/kernels/_layoutmap_emulation.so",
             package / "_layoutmap_emulation.so",
         )
-        native = "_native" + found["EXT_SUFFIX"]
+        native = "_native" + probed["EXT_SUFFIX"]
         replace_file(built / "python" / native, package / native)
         (package / "_build_info.py").write_text(
             '"""Written by setup.py: what the op library was built for."""\n\n'
-            f'TF_VERSION = "{found["TF_VERSION"]}"\n',
+            f'TF_VERSION = "{probed["TF_VERSION"]}"\n',
             encoding="utf-8",
         )
 

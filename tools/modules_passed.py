@@ -45,7 +45,7 @@ def import_all_modules() -> None:
 
 def modules_of(function: Callable[[], Any]) -> list[str]:
     """Returns the modules whose functions run in a call, by first use."""
-    found: dict[str, None] = {}
+    modules: dict[str, None] = {}
 
     def enter(frame, event, _):
         file = frame.f_code.co_filename
@@ -54,14 +54,14 @@ def modules_of(function: Callable[[], Any]) -> list[str]:
             and file.startswith(PACKAGE)
             and frame.f_code.co_name != "<module>"
         ):
-            found[file[len(PACKAGE) + 1 :]] = None
+            modules[file[len(PACKAGE) + 1 :]] = None
 
     sys.setprofile(enter)
     try:
         function()
     finally:
         sys.setprofile(None)
-    return list(found)
+    return list(modules)
 
 
 X = np.ones([8, 4], np.float32)
@@ -76,9 +76,9 @@ def layout_map() -> tlm.distribution.LayoutMap:
     mesh = tlm.distribution.DeviceMesh(
         (1, 2), ["batch", "model"], ["cpu:0", "cpu:1"]
     )
-    found = tlm.distribution.LayoutMap(mesh)
-    found["first.kernel"] = (None, "model")
-    return found
+    mapping = tlm.distribution.LayoutMap(mesh)
+    mapping["first.kernel"] = (None, "model")
+    return mapping
 
 
 def two_layers(layouts: tlm.distribution.LayoutMap) -> keras.Model:

@@ -223,8 +223,8 @@ MUTATIONS = [
     Mutation(
         "wrong offset: random values of a shard on a mesh",
         "layout/keras3/initial_values.py",
-        "start = [one.start for one in shard.slices]",
-        "start = [0 for one in shard.slices]",
+        "start = [slice_.start for slice_ in shard.slices]",
+        "start = [0 for slice_ in shard.slices]",
         ("tests/test_initial_values.py", "-k", "mesh and GlorotNormal"),
     ),
     Mutation(
@@ -325,7 +325,7 @@ MUTATIONS = [
     Mutation(
         "missing check: a checkpoint without its state is chosen",
         "ps/checkpoints.py",
-        "if self._is_complete(one[2])]",
+        "if self._is_complete(entry[2])]",
         "]",
         ("tests/ps/guard/test_checkpoint_folders.py",),
     ),
@@ -630,9 +630,10 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=300)
     options = parser.parse_args()
     chosen = [
-        one
-        for one in MUTATIONS
-        if not options.names or any(part in one.name for part in options.names)
+        mutation
+        for mutation in MUTATIONS
+        if not options.names
+        or any(part in mutation.name for part in options.names)
     ]
     outcomes = []
     passing: dict[tuple[str, ...], int] = {}
@@ -656,7 +657,7 @@ def main() -> int:
                 f"{outcomes[-1]:10} {seconds:4.0f} s  {mutation.name}",
                 flush=True,
             )
-    killed = sum(one.startswith("killed") for one in outcomes)
+    killed = sum(outcome.startswith("killed") for outcome in outcomes)
     print(f"{killed} of {len(chosen)} mutations were killed")
     return 0 if killed == len(chosen) else 1
 

@@ -178,9 +178,11 @@ def main() -> None:
             "`apt-get install chromium`."
         )
         return
-    found = too_wide(folder.resolve(), browser)
-    if found:
-        sys.exit("Pages with a horizontal scroll bar:\n" + "\n".join(found))
+    wide_pages = too_wide(folder.resolve(), browser)
+    if wide_pages:
+        sys.exit(
+            "Pages with a horizontal scroll bar:\n" + "\n".join(wide_pages)
+        )
     print(f"No page is wider than the window at {WIDTHS} px.")
 
 

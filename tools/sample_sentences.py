@@ -26,13 +26,13 @@ def main() -> None:
         "--prefix", default="", help="only files whose path begins with it"
     )
     arguments = parser.parse_args()
-    found = [
+    sentences = [
         (text, sentence)
         for text in texts.all_texts()
         if text.kind != "string" and text.path.startswith(arguments.prefix)
         for sentence in texts.sentences(text)
     ]
-    drawn = random.Random(arguments.seed).sample(found, arguments.count)
+    drawn = random.Random(arguments.seed).sample(sentences, arguments.count)
     for number, (text, sentence) in enumerate(drawn, 1):
         print(f"{number}. {text.path}:{text.line} ({text.kind}): {sentence}")
 

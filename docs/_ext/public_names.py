@@ -35,7 +35,7 @@ def find(name: str) -> Any:
 
 def own_members(cls: type) -> list[str]:
     """Returns the documented public members that this package defines."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for base in cls.__mro__:
         if not base.__module__.startswith(PACKAGE):
             continue
@@ -53,8 +53,8 @@ def own_members(cls: type) -> list[str]:
                 continue
             documented = inspect.getdoc(getattr(member, "fget", member))
             if not name.startswith("_") and documented:
-                found.setdefault(name)
-    return list(found)
+                names.setdefault(name)
+    return list(names)
 
 
 def member_kind(cls: type, name: str) -> str:

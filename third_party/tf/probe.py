@@ -51,10 +51,10 @@ def tensorflow_version(folder: pathlib.Path) -> str:
         "tf-nightly",
         "tf-nightly-cpu",
     ):
-        for found in importlib.metadata.distributions(
+        for distribution in importlib.metadata.distributions(
             name=name, path=[str(folder)]
         ):
-            return found.version
+            return distribution.version
     sys.exit(
         "The files of TensorFlow exist but it has no installed distribution. "
         f"Reinstall it: pip install --force-reinstall {TF_PACKAGE}"
@@ -113,7 +113,7 @@ def main() -> None:
     tensorflow = package_dir("tensorflow", f"pip install {TF_PACKAGE}")
     pybind11 = package_dir("pybind11", "pip install pybind11")
     python_include = pathlib.Path(sysconfig.get_paths()["include"])
-    found = {
+    probed = {
         "TF_VERSION": tensorflow_version(tensorflow.parent),
         "TF_INCLUDE": existing(tensorflow / "include", "reinstall TensorFlow"),
         "TF_LIB": library_of_arch(
@@ -130,7 +130,7 @@ def main() -> None:
         ),
         **python_config(python_include, arch),
     }
-    for key, value in found.items():
+    for key, value in probed.items():
         if isinstance(value, pathlib.Path):
             value = os.path.realpath(value)
         print(f"{key}={value}")
