@@ -493,7 +493,7 @@ def _spreads(
 
 
 def _without_trades(group: Group) -> Group:
-    """Refuses the options that save memory, but take more time."""
+    """Sets `refused` of options that save memory but take more time."""
     shared = next(
         (
             option.name

@@ -358,10 +358,10 @@ def problem_for_workers(
     copied = _Sum()
     sharded = _Sum()
     for table, work in zip(spec.tables, lookups):
-        whole = largest_shard(table, 1, by_segment=False)
+        unsharded = largest_shard(table, 1, by_segment=False)
         row = _row_bytes(table)
         copied.add(
-            _process_memory(table, work, whole),
+            _process_memory(table, work, unsharded),
             {
                 # Each process applies the gradients of all processes.
                 "rows": costs.table_seconds

@@ -66,7 +66,7 @@ def connect(
     ```
 
     Args:
-      cluster_resolver: Object that knows the addresses of the servers and
+      cluster_resolver: Object that returns the addresses of the servers and
         workers, for example `SlurmClusterResolver` or
         `KubernetesClusterResolver` of `tf.distribute.cluster_resolver`. None:
         the cluster of the environment variable TF_CONFIG.

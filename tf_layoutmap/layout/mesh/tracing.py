@@ -71,7 +71,7 @@ def pin_sharded(x: Any, mesh: Mesh | None, axes: Sequence[str | None]) -> Any:
     The layout of the first dimension is also set. If the first dimension kept
     its sharding, the layout could contain the same axis twice, which ends the
     process. TensorFlow's own gradient of a relayout has the previous layout of
-    `x`, which DTensor does not always know.
+    `x`, which DTensor cannot always infer.
     """
     if not can_be_pinned(x):
         return x
@@ -206,7 +206,7 @@ def pin_images(x: Any, mesh: Mesh, batch_dim: str | None) -> Any:
     """Returns `x` and its gradient sharded along `batch_dim`.
 
     See `pin_like_a_batch`. TensorFlow's own gradient of a relayout has the
-    previous layout of `x`, which DTensor does not always know.
+    previous layout of `x`, which DTensor cannot always infer.
     """
     if not can_be_pinned(x) or not x.shape.rank:
         return x

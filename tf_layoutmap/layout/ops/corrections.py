@@ -290,7 +290,7 @@ def dense_bincount(
 
     `CategoryEncoding` sets `minlength` and `maxlength` to the same number, and
     `RandAugment` limits the values to the range of `minlength`. TensorFlow also
-    computes the largest value, which DTensor does not know.
+    computes the largest value, which DTensor cannot infer.
     """
     del mesh
     limit = _upper_bound(size)

@@ -37,9 +37,9 @@ def relayout_like(
     the result, and converts `input` to this layout. No device computes the
     sum, because only its layout is used.
 
-    The zero has an explicit layout, so that DTensor knows the mesh of the sum.
-    If DTensor had to infer the mesh through several `RelayoutLike` operations,
-    the process would end.
+    The zero has an explicit layout, which defines the mesh of the sum. If
+    DTensor had to infer the mesh through several `RelayoutLike` operations, the
+    process would end.
     """
     layout_input = tf.convert_to_tensor(layout_input)
     is_bool = layout_input.dtype.is_bool

@@ -216,7 +216,7 @@ def _without_windows(
 ) -> tuple[Any, list[DimSlice]]:
     """Gathers slices `start : start + size` whose start is computed.
 
-    DTensor does not know the size of such a slice. Unlike a slice, the lookup
+    DTensor cannot infer the size of such a slice. Unlike a slice, the lookup
     raises an error if an index is out of range.
 
     Returns:

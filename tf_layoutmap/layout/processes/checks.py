@@ -65,7 +65,7 @@ state = threading.local()
 def epoch_scope(original: Callable[..., Any], data: Any) -> Iterator[None]:
     """Wraps `catch_stop_iteration` of Keras, which encloses an epoch's steps.
 
-    If Keras knows the number of steps of an epoch, it does not try to read a
+    If the number of steps of an epoch is known, Keras does not try to read a
     batch after the last step, so the data does not signal the end of the epoch.
     This function then reports the end of the epoch to the other processes.
 
