@@ -133,18 +133,18 @@ def measure(model: Any) -> tuple[MeasuredLayer, ...]:
     included. The layer with the most gathered bytes is first. Layers with
     equal gathered bytes are sorted by replicated operations.
     """
-    found = [
+    layers = [
         layer
         for kind, program in sorted(_of_models.get(model, {}).items())
         for layer in _measure(program, model, kind)
     ]
     return tuple(
         sorted(
-            found,
-            key=lambda one: (
-                -one.gathered_bytes,
-                -one.flops * one.replicated,
-                -one.flops,
+            layers,
+            key=lambda layer: (
+                -layer.gathered_bytes,
+                -layer.flops * layer.replicated,
+                -layer.flops,
             ),
         )
     )
@@ -159,9 +159,9 @@ def gathered_weights(model: Any, kind: str) -> tuple[MeasuredLayer, ...]:
     if program is None:
         return ()
     return tuple(
-        one
-        for one in _measure(program, model, kind)
-        if one.gathered_bytes > one.gathered_along_batch
+        layer
+        for layer in _measure(program, model, kind)
+        if layer.gathered_bytes > layer.gathered_along_batch
     )
 
 
@@ -211,11 +211,11 @@ def _used_operations(graph: Any) -> list[Any]:
 
     The operations of functions that the graph calls are included.
     """
-    found = _used_operations_of(graph)
-    for op in found:
+    operations = _used_operations_of(graph)
+    for op in operations:
         for called in tf_private.graphs_called_by(op):
-            found += _used_operations_of(called)
-    return found
+            operations += _used_operations_of(called)
+    return operations
 
 
 def _used_operations_of(graph: Any) -> list[Any]:
@@ -239,8 +239,8 @@ def _num_parts(name: str) -> int:
     In a `shard_map`, the graph contains the shapes of one device. The result is
     1 for all other operations.
     """
-    found = re.search(shard_map.SCOPE + r"_over_(\d+)", name)
-    return 1 if found is None else int(found.group(1))
+    match = re.search(shard_map.SCOPE + r"_over_(\d+)", name)
+    return 1 if match is None else int(match.group(1))
 
 
 def compiled_functions(name: str) -> list[Any]:
@@ -258,9 +258,9 @@ def compiled_functions(name: str) -> list[Any]:
     pattern = re.compile(re.escape(name) + r"__func_.*_(\d+)")
     newest = max(
         (
-            (int(found.group(1)), one)
-            for one in tf_private.function_names()
-            if (found := pattern.fullmatch(one))
+            (int(match.group(1)), function)
+            for function in tf_private.function_names()
+            if (match := pattern.fullmatch(function))
         ),
         default=None,
     )
@@ -277,6 +277,11 @@ def _with_called_functions(functions: Iterable[_Nodes]) -> Iterator[_Nodes]:
     for function in functions:
         yield function
         yield from _with_called_functions(function.called_functions())
+
+
+def _data_inputs(node: Any) -> list[str]:
+    """Returns the inputs of a node, without control dependencies."""
+    return [name for name in node.input if not name.startswith("^")]
 
 
 class _Nodes:
@@ -298,7 +303,7 @@ class _Nodes:
         self._by_name = {node.name: node for node in function.node_def}
         self._caller = caller
         self._passed = dict(
-            zip((one.name for one in function.signature.input_arg), inputs)
+            zip((arg.name for arg in function.signature.input_arg), inputs)
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -307,7 +312,7 @@ class _Nodes:
     def called_functions(self) -> Iterator[_Nodes]:
         """Yields the functions that nodes of this function call."""
         for node in self:
-            inputs = [one for one in node.input if not one.startswith("^")]
+            inputs = _data_inputs(node)
             # The first input of a conditional is the condition.
             inputs = inputs[node.op in _CONDITIONALS :]
             for name in tf_private.names_of_functions(node):
@@ -340,7 +345,7 @@ class _Nodes:
             return 0
         return _flops(
             node.op,
-            [self.shape(one) for one in node.input if not one.startswith("^")],
+            [self.shape(name) for name in _data_inputs(node)],
             _shape_of_output(node, 0),
             lambda key: _attribute(node.attr[key]),
         )

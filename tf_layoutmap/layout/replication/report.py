@@ -76,7 +76,7 @@ def replicated_ops_of_graph(
       One entry per operation type, layer and reason. The entry with the most
       bytes is first.
     """
-    found: dict[tuple, ReplicatedOp] = {}
+    entries: dict[tuple, ReplicatedOp] = {}
     for op in graph.get_operations():
         why = reason_of(op.name)
         if why is None and convolutions.GATHERED_SCOPE in op.name:
@@ -97,16 +97,16 @@ def replicated_ops_of_graph(
         layer = errors.layer_of(op.name, model)
         size = sum(map(_num_bytes, [*op.inputs, *op.outputs]))
         key = op.type, layer, why
-        so_far = found.get(key, ReplicatedOp(*key, 0, 0))
-        found[key] = dataclasses.replace(
+        so_far = entries.get(key, ReplicatedOp(*key, 0, 0))
+        entries[key] = dataclasses.replace(
             so_far,
             bytes_per_device=so_far.bytes_per_device + size,
             count=so_far.count + 1,
         )
     return tuple(
         sorted(
-            [*found.values(), *_gathered(model)],
-            key=lambda one: -one.bytes_per_device,
+            [*entries.values(), *_gathered(model)],
+            key=lambda entry: -entry.bytes_per_device,
         )
     )
 
@@ -147,15 +147,15 @@ def _gathered(model: Any) -> Iterator[ReplicatedOp]:
 
 
 def message(
-    found: tuple[ReplicatedOp, ...],
+    replicated: tuple[ReplicatedOp, ...],
     model: Any,
     kind: str,
     shown: int = _SHOWN,
 ) -> str:
     """Returns a sentence that lists the replicated operations of a step."""
-    listed = "; ".join(map(str, found[:shown]))
-    if len(found) > shown:
-        listed += f"; and {len(found) - shown} more"
+    listed = "; ".join(map(str, replicated[:shown]))
+    if len(replicated) > shown:
+        listed += f"; and {len(replicated) - shown} more"
     return (
         f"DTensor cannot shard operations of the {kind} step of model "
         f"{model.name!r}, so every device computes them in full: {listed}."
@@ -172,18 +172,18 @@ def replicated_ops_of_model(model: Any) -> tuple[ReplicatedOp, ...]:
     """Returns the replicated operations of all steps that `model` has run."""
     kinds = _of_models.get(model, {})
     return tuple(
-        dict.fromkeys(one for kind in sorted(kinds) for one in kinds[kind])
+        dict.fromkeys(entry for kind in sorted(kinds) for entry in kinds[kind])
     )
 
 
-def record(found: tuple[ReplicatedOp, ...], model: Any, kind: str) -> None:
+def record(replicated: tuple[ReplicatedOp, ...], model: Any, kind: str) -> None:
     """Records the replicated operations of a step; warns about new ones."""
     kinds = _of_models.setdefault(model, {})
-    is_new = not set(found) <= set(kinds.get(kind, ()))
-    kinds[kind] = found
+    is_new = not set(replicated) <= set(kinds.get(kind, ()))
+    kinds[kind] = replicated
     if is_new:
         user_warnings.warn(
-            message(found, model, kind, shown=2) + " Results are correct; "
+            message(replicated, model, kind, shown=2) + " Results are correct; "
             "layout_map.explain(model) lists all operations.",
             errors.LayoutMapWarning,
         )
@@ -199,12 +199,12 @@ def raise_if_gathered(model: Any, kind: str) -> None:
     Raises:
       UnsupportedByDTensorError: If DTensor's program gathers sharded weights.
     """
-    found = measured.gathered_weights(model, kind)
-    if found:
+    gathered = measured.gathered_weights(model, kind)
+    if gathered:
         layers = "; ".join(
-            f"{one.gathered_bytes / 1024:.1f} KiB "
-            + ("outside of all layers" if one.layer is None else one.layer)
-            for one in found[:_SHOWN]
+            f"{layer.gathered_bytes / 1024:.1f} KiB "
+            + ("outside of all layers" if layer.layer is None else layer.layer)
+            for layer in gathered[:_SHOWN]
         )
         raise errors.UnsupportedByDTensorError(
             f"The program that DTensor compiled for the {kind} step of model "
