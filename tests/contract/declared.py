@@ -50,15 +50,10 @@ ALL = tuple(RUNTIMES)
 
 # Reasons that occur in several rows.
 
-ONE_REPLICA = Impossible(
-    "must be trained by one replica; tlm.TPUEmbedding trains",
-    "A `ShardedEmbedding` without an open vocabulary is trained by one replica "
-    "per step. `tlm.layers.TPUEmbedding` supports several replicas.",
-)
-ONE_REPLICA_OF_PROCESSES = Impossible(
-    "must be trained by one replica; tlm.TPUEmbedding trains",
-    "A `ShardedEmbedding` is trained by one replica per step. "
-    "`tlm.layers.TPUEmbedding` supports several processes.",
+NO_STEPS_ON_TPU = Impossible(
+    "must not be trained under TPUStrategy, because a TPU has no kernels",
+    "A TPU has no kernels for the steps of the table. "
+    '`tlm.layers.TPUEmbedding(..., engine="host")` has its tables on the host.',
 )
 LOCAL_REPLICAS_NEED_GPUS = NotTried(
     "TensorFlow creates several replicas in one process of this strategy only "
@@ -98,6 +93,16 @@ SUMS_ON_MESH = Works(
     "last bits differ.",
     tolerance=1e-6,
 )
+NO_BFLOAT16 = Impossible(
+    "Variables must not be bfloat16 under MultiWorkerMirroredStrategy",
+    "TensorFlow has no collective for bfloat16. Use float16, or the policy "
+    '`"mixed_bfloat16"`.',
+)
+SUMS_OF_REPLICAS = Works(
+    "The gradient of a table without a separate optimizer is a sum over "
+    "replicas, as for all weights of Keras, so that last bits differ.",
+    tolerance=1e-6,
+)
 NO_ACCUMULATION = Impossible(
     "optimizer must not accumulate gradients of a table",
     "Keras applies accumulated gradients in a `tf.cond`. Only on the host with "
@@ -126,12 +131,14 @@ ONE_CALL_ON_TPU = Impossible(
     "features of both calls in one call.",
 )
 
-# Cells of rows that require one replica.
-OF_ONE_REPLICA: dict[str, State] = {
-    "mirrored": ONE_REPLICA,
-    "replicated": ONE_REPLICA_OF_PROCESSES,
-    "sharded": ONE_REPLICA_OF_PROCESSES,
-    "tpu_host": ONE_REPLICA,
+# Cells of rows that require ops of the package in a step.
+OF_ONE_REPLICA: dict[str, State] = {"tpu_host": NO_STEPS_ON_TPU}
+SUMS_OF_TIED_WEIGHTS: dict[str, State] = {
+    "mirrored": SUMS_OF_REPLICAS,
+    "replicated": SUMS_OF_REPLICAS,
+    "sharded": SUMS_OF_REPLICAS,
+    "mesh": SUMS_ON_MESH,
+    "tpu_host": SUMS_OF_REPLICAS,
 }
 # Runtimes of sections about `ShardedEmbedding`, whose tables are never on a
 # TPU.
@@ -234,7 +241,7 @@ SECTIONS["sharded"] = Section(
                 "`fit`, table that follows the model's optimizer",
                 **OF_ONE_REPLICA,
             ),
-            row("`fit`, table without a separate optimizer", **OF_ONE_REPLICA),
+            row("`fit`, table without a separate optimizer"),
             row(
                 "`fit`, open vocabulary",
             ),
@@ -260,7 +267,11 @@ SECTIONS["sharded"] = Section(
             ),
             row("`.weights.h5` file", **OF_ONE_REPLICA),
             row("checkpoint", **OF_ONE_REPLICA),
-            row("16-bit variables", **OF_ONE_REPLICA),
+            row(
+                "16-bit variables",
+                replicated=NO_BFLOAT16,
+                sharded=NO_BFLOAT16,
+            ),
             row(
                 "optimizer with gradient accumulation",
                 **OF_ONE_REPLICA,
@@ -274,27 +285,18 @@ SECTIONS["sharded"] = Section(
             row(
                 "several local replicas",
                 host=REFERENCE,
-                mirrored=ONE_REPLICA,
                 replicated=LOCAL_REPLICAS_NEED_GPUS,
                 sharded=LOCAL_REPLICAS_NEED_GPUS,
                 servers=ONE_REPLICA_PER_WORKER,
-                tpu_host=ONE_REPLICA,
+                tpu_host=NO_STEPS_ON_TPU,
             ),
             row("`EarlyStopping(restore_best_weights=True)`", **OF_ONE_REPLICA),
             row(
                 "`EarlyStopping(restore_best_weights=True)`, open vocabulary",
             ),
             row("reading a table", **OF_ONE_REPLICA),
-            row(
-                "tied weights",
-                **OF_ONE_REPLICA,
-                mesh=SUMS_ON_MESH,
-            ),
-            row(
-                "tied weights in `tlm.export`",
-                **OF_ONE_REPLICA,
-                mesh=SUMS_ON_MESH,
-            ),
+            row("tied weights", **SUMS_OF_TIED_WEIGHTS),
+            row("tied weights in `tlm.export`", **SUMS_OF_TIED_WEIGHTS),
         ]
     ),
 )

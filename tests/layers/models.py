@@ -44,7 +44,9 @@ def assert_same_tables(first, second):
         np.testing.assert_array_equal(
             slot.numpy(), second.optimizer.slots[name].numpy(), err_msg=name
         )
-    assert int(first.optimizer.iterations) == int(second.optimizer.iterations)
+    assert first.optimizer.iterations.numpy() == (
+        second.optimizer.iterations.numpy()
+    )
 
 
 def settings(rule):

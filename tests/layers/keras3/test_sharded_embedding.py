@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests import strategies
 from tests.layers import models
 
 OPTIMIZERS = (None, "adagrad")
@@ -315,15 +314,6 @@ def test_a_symbolic_call_before_build_returns_the_shape(optimizer):
     assert model.output_shape == (None, models.LENGTH, models.DIM)
     batch, _ = models.batches(1)
     np.testing.assert_array_equal(model(batch), models.start_rows()[batch])
-
-
-def test_several_replicas_raise():
-    layer = models.make_layer("sgd")
-    with (
-        strategies.mirrored(2).scope(),
-        pytest.raises(RuntimeError, match="2 replicas.*'words'"),
-    ):
-        layer.build()
 
 
 def test_reading_the_table_before_build_raises():

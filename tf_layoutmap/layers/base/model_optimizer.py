@@ -20,7 +20,7 @@ from tf_layoutmap.embedding.configs.optimizer_specs import (
     OptimizerSpec,
     SlotSpec,
 )
-from tf_layoutmap.layers.base import model_rules, tables
+from tf_layoutmap.layers.base import model_rules, replica_steps, tables
 from tf_layoutmap.layers.base.model_rules import ModelRule
 from tf_layoutmap.layers.base.row_optimizer import RowUpdates
 
@@ -146,6 +146,15 @@ class FollowsModel(RowUpdates):
                 f"Received: global_clipnorm={optimizer.global_clipnorm} and "
                 f"gradient_accumulation_steps={steps} ({where}). Use "
                 "`clipnorm`, or a separate optimizer for the table."
+            )
+        limit = getattr(optimizer, "global_clipnorm", None)
+        if limit and replica_steps.has_replicas():
+            raise ValueError(
+                "A table that follows the model's optimizer does not support "
+                "`global_clipnorm` with several replicas, because Keras clips "
+                "the gradients of each replica before it sums them. Received: "
+                f"global_clipnorm={limit} ({where}). Use `clipnorm`, or a "
+                "separate optimizer for the table."
             )
         if rule.name == "lamb" and type(self._table) is not tables.HostTable:
             raise ValueError(

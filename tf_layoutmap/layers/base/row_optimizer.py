@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
@@ -24,7 +25,7 @@ from tf_layoutmap.embedding.configs.optimizer_specs import (
     read_optimizer,
     unsupported_optimizer,
 )
-from tf_layoutmap.layers.base import model_rules, weight_files
+from tf_layoutmap.layers.base import model_rules, replica_steps, weight_files
 from tf_layoutmap.sharded.routing import checks as routing_checks
 
 if TYPE_CHECKING:
@@ -321,27 +322,48 @@ class RowUpdates(RowOptimizerSaving):
 
     # Steps.
 
-    def update(self, gradient: tf.IndexedSlices | tf.Tensor) -> None:
+    def update(
+        self,
+        gradient: tf.IndexedSlices | tf.Tensor,
+        *,
+        is_summed: bool = False,
+    ) -> None:
         """Applies one step.
+
+        If several replicas train, each replica calls this method, and all
+        replicas apply one step together.
 
         Args:
           gradient: Gradient of the loss with respect to the table of
             `create_slots`. Rows that the gradient does not contain are not
             changed.
+          is_summed: Whether the gradient was already summed over the replicas.
 
         Raises:
-          RuntimeError: If several replicas train, or XLA compiles the step.
+          RuntimeError: If XLA compiles the step, or if a replica calls this
+            method where `replica_steps.apply_once` is not supported.
           tf.errors.InvalidArgumentError: If the learning rate is not a finite
             number of at least 0. In this case, no variable is changed.
         """
-        check_one_replica(self._table.name)
+        self._check_not_in_xla()
+        replica_steps.apply_once(
+            self._apply_step,
+            *rows_of_gradient(gradient),
+            self._table.name,
+            is_summed=is_summed,
+        )
+
+    def _check_not_in_xla(self) -> None:
         if routing_checks.in_xla():
             raise RuntimeError(
                 "A table with an `optimizer` must not be trained in a "
                 "function that XLA compiles, because XLA has no kernel for its "
                 f"step; use jit_compile=False (table {self._table.name!r})."
             )
-        self._update_rows(*rows_of_gradient(gradient))
+
+    def _apply_step(self, ids: tf.Tensor, values: tf.Tensor) -> None:
+        """Applies one step; see `_update_rows` for the arguments."""
+        self._update_rows(ids, values)
         self.iterations.assign_add(1)
 
     def _update_rows(self, ids: tf.Tensor, values: tf.Tensor) -> None:
@@ -399,7 +421,25 @@ class RowUpdates(RowOptimizerSaving):
                 f"gradient_accumulation_steps={steps} (table "
                 f"{self._table.name!r})."
             )
+        self._check_not_in_xla()
         ids, values = rows_of_gradient(gradient)
+        self._accumulators(cast("int", values.shape[-1]))
+        replica_steps.apply_once(
+            functools.partial(self._accumulate_rows, steps, is_last, position),
+            ids,
+            values,
+            self._table.name,
+        )
+
+    def _accumulate_rows(
+        self,
+        steps: int,
+        is_last: bool | tf.Tensor,
+        position: tf.Tensor | None,
+        ids: tf.Tensor,
+        values: tf.Tensor,
+    ) -> None:
+        """Accumulates the gradients of rows; see `accumulate`."""
         kept_ids, kept = self._accumulators(cast("int", values.shape[-1]))
         old_ids, old_values = kept_ids.value(), kept.value()
         if position is not None:
@@ -409,7 +449,7 @@ class RowUpdates(RowOptimizerSaving):
         values = tf.concat([old_values, values], axis=0)
 
         def take() -> tf.Tensor:
-            self.update(tf.IndexedSlices(values / steps, ids))
+            self._apply_step(ids, values / steps)
             return self._set_accumulated(ids[:0], values[:0])
 
         if not isinstance(is_last, bool):
@@ -471,28 +511,16 @@ def rows_of_gradient(
     return tf.range(gradient.shape[0]), tf.cast(gradient, tf.float32)
 
 
-def check_one_replica(name: str, *, has_optimizer: bool = True) -> None:
-    """Raises an error if several replicas would each apply a step.
+def check_not_on_tpu(layer: str) -> None:
+    """Raises an error if the steps of a table would be part of a TPU program.
 
     Args:
-      name: Name of the layer or the table, for messages.
-      has_optimizer: Whether the table has a `RowOptimizer`. The ops of its
-        steps must not be part of a TPU program.
+      layer: Name of the layer, for messages.
     """
-    strategies.warn_of_wrong_sums()
-    strategy = tf.distribute.get_strategy()
-    replicas = strategy.num_replicas_in_sync
-    if replicas == 1 and has_optimizer and backend.is_tpu_strategy(strategy):
+    if backend.is_tpu_strategy(tf.distribute.get_strategy()):
         raise RuntimeError(
-            "A ShardedEmbedding with an `optimizer` and without an open "
-            "vocabulary must not be trained under TPUStrategy, because a TPU "
-            "has no kernels for its steps. "
+            "A ShardedEmbedding without an open vocabulary must not be trained "
+            "under TPUStrategy, because a TPU has no kernels for its steps. "
             'Use tlm.layers.TPUEmbedding(..., engine="host"), whose tables are '
-            f"on the host beside the TPU. Received: {name!r}."
-        )
-    if replicas > 1:
-        raise RuntimeError(
-            "A ShardedEmbedding must be trained by one replica; "
-            "tlm.TPUEmbedding trains tables with several. Received: "
-            f"{replicas} replicas ({name!r})."
+            f"on the host beside the TPU. Received: {layer!r}."
         )

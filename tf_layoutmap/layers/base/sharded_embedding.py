@@ -1,14 +1,14 @@
 """Base class of `ShardedEmbedding` for both Keras versions.
 
 The class `EmbeddingCore` implements the arguments, the table, the lookup and
-the saved state of the layer. The functions before the class check arguments.
+the saved state of the layer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import tensorflow as tf
@@ -19,22 +19,26 @@ from tf_layoutmap._core import (
     literals,
     patches,
     placeholders,
+    strategies,
     tf_private,
-    user_warnings,
 )
+from tf_layoutmap.embedding import backend
 from tf_layoutmap.embedding.table_to_export import TableToExport
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
+    embedding_arguments,
     input_ids,
     key_table,
     model_rules,
+    replica_steps,
     tables,
     weight_files,
 )
 from tf_layoutmap.layers.base.keras_version_guard import LayerBase
-from tf_layoutmap.layers.base.row_optimizer import RowUpdates, check_one_replica
+from tf_layoutmap.layers.base.row_optimizer import RowUpdates, check_not_on_tpu
 from tf_layoutmap.layers.base.tables import HOST
-from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.partition import RowPartition
+from tf_layoutmap.sharded import ShardedVariable, initial_value
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.state import Vocabulary
 from tf_layoutmap.vocabulary.stored_keys import StoredKeys
@@ -49,80 +53,6 @@ if TYPE_CHECKING:
         WeightFunction,
         Weights,
     )
-
-
-def count_shards(
-    num_shards: Any,
-    partitioner: ShardCounts | None,
-    max_shards: int,
-    shape: tuple[int, int],
-    dtype: str,
-    where: str,
-) -> int:
-    """Returns the number of shards that the arguments specify.
-
-    Args:
-      num_shards: Maximum number of shards, or None.
-      partitioner: Callable of shape and dtype that returns the number of
-        shards, an alternative to `num_shards`.
-      max_shards: Maximum number of shards of the table.
-      shape: Shape of the table, `[input_dim, output_dim]`.
-      dtype: Dtype of the rows.
-      where: The layer, for messages.
-
-    Raises:
-      TypeError, ValueError: If both `num_shards` and `partitioner` are set, or
-        one of them is invalid.
-    """
-    if num_shards is not None and partitioner is not None:
-        raise ValueError(
-            "Arguments `num_shards` and `partitioner` must not both be "
-            f"given. Received: {num_shards!r} and {partitioner!r} "
-            f"({where})."
-        )
-    if partitioner is None:
-        num_shards = _core_checks.check_int(
-            "num_shards",
-            1 if num_shards is None else num_shards,
-            lowest=1,
-            where=where,
-        )
-        if num_shards > max_shards:
-            user_warnings.warn(
-                f"The table of {shape[0]} rows has {max_shards} shards instead "
-                f"of num_shards={num_shards}, because each shard requires at "
-                f"least one row, or one bucket of keys ({where})."
-            )
-        return min(max_shards, num_shards)
-    _core_checks.check_partitioner(partitioner, where)
-    counts = list(partitioner(tf.TensorShape(shape), tf.as_dtype(dtype)))
-    if len(counts) != 2 or counts[1] != 1:
-        raise ValueError(
-            "Argument `partitioner` must partition the rows only, "
-            f"[num_shards, 1]. Received: {counts} ({where})."
-        )
-    return _core_checks.check_int(
-        "num_shards", counts[0], lowest=1, highest=max_shards, where=where
-    )
-
-
-def check_inputs(inputs: Any, layer: str) -> None:
-    """Checks that no input is a Python value; Keras' own error is less clear.
-
-    Args:
-      inputs: Inputs of a call of a Keras 3 layer, nested or not.
-      layer: Name of the layer.
-
-    Raises:
-      TypeError: If a leaf is a Python number or string.
-    """
-    for one in tf.nest.flatten(inputs):
-        if isinstance(one, bool | int | float | str | bytes):
-            raise TypeError(
-                "Ids must be a tensor or an array, such as "
-                "tf.constant([1, 2]), not Python numbers, strings or lists of "
-                f"them. Received: {one!r} (layer {layer!r})."
-            )
 
 
 class EmbeddingCore(LayerBase):
@@ -140,6 +70,9 @@ class EmbeddingCore(LayerBase):
     _table_class: type[ShardedVariable] = ShardedVariable
     # A layer with an open vocabulary uses this attribute instead of `_table`.
     _key_table: key_table.KeyTable | None
+    # The table as one weight of which each replica has a copy; see
+    # `_is_copied_by_strategy`.
+    _copied_weight: Any
 
     def __init__(
         self,
@@ -207,7 +140,7 @@ class EmbeddingCore(LayerBase):
         """
         # These attributes are set before Keras' `__init__`, so that Keras does
         # not track them.
-        vars(self).update(_table=None, _key_table=None)
+        vars(self).update(_table=None, _key_table=None, _copied_weight=None)
         # Autocast would convert ids to float16.
         super().__init__(**{"autocast": False, **kwargs})
         # This attribute disables XLA, because XLA has no kernels for the
@@ -229,7 +162,7 @@ class EmbeddingCore(LayerBase):
         )
         # The number of buckets limits the number of shards, because a bucket of
         # keys is never split between shards.
-        self.num_shards = count_shards(
+        self.num_shards = embedding_arguments.count_shards(
             num_shards,
             partitioner,
             settings.num_buckets if settings else self.input_dim,
@@ -341,12 +274,35 @@ class EmbeddingCore(LayerBase):
         """Checks that the current strategy can train the table.
 
         Raises:
-          RuntimeError: If there are several replicas, and the layer has no open
-            vocabulary.
+          RuntimeError: Under `TPUStrategy`, if the table has an optimizer and
+            no open vocabulary.
         """
         patches.ensure("function_traces")
-        if self._key_table is None:
-            check_one_replica(self.name, has_optimizer=bool(self.optimizer))
+        strategies.warn_of_wrong_sums()
+        if self._key_table is None and self.optimizer:
+            check_not_on_tpu(self.name)
+        if self.variable_dtype == "bfloat16" and strategies.has_processes(
+            tf.distribute.get_strategy()
+        ):
+            raise ValueError(
+                "Variables must not be bfloat16 under "
+                "MultiWorkerMirroredStrategy, because TensorFlow has no "
+                "collective for bfloat16, with which the strategy sets their "
+                "initial values. Use float16, or the policy "
+                f'"mixed_bfloat16", whose variables are float32. Received: '
+                f"layer {self.name!r}."
+            )
+
+    def _is_copied_by_strategy(self) -> bool:
+        """Whether the strategy in scope copies the table to its replicas.
+
+        If the table has no separate optimizer, the model's optimizer trains it
+        like all other weights, and each replica has a copy of a weight.
+        """
+        strategy = tf.distribute.get_strategy()
+        return not self.optimizer and (
+            replica_steps.has_replicas() or backend.is_tpu_strategy(strategy)
+        )
 
     def _make_table(self) -> ShardedVariable:
         """Returns the table. The first call creates the table."""
@@ -355,7 +311,12 @@ class EmbeddingCore(LayerBase):
             name = f"{self._name_scope_of_weights()}/embeddings"
             # `build` may be called in a name scope of the layer. The empty name
             # scope keeps this scope from being added a second time.
-            with tf.init_scope(), tf.device(HOST), tf.name_scope(""):
+            with (
+                tf.init_scope(),
+                tf.device(HOST),
+                tf.name_scope(""),
+                replica_steps.shared_variables(),
+            ):
                 table = vars(self)["_table"] = self._table_class.create(
                     self._table_initializer(),
                     shape=(self.input_dim, self.output_dim),
@@ -363,6 +324,7 @@ class EmbeddingCore(LayerBase):
                     num_shards=self.num_shards,
                     name=name,
                 )
+                replica_steps.use_rows_of_first_process(table)
         return table
 
     def _name_scope_of_weights(self) -> str:
@@ -373,11 +335,33 @@ class EmbeddingCore(LayerBase):
         """Returns the initializer of the rows of the table."""
         return self.embeddings_initializer
 
+    def _full_table_initializer(self) -> Callable[..., Any]:
+        initializer = self.embeddings_initializer
+        if isinstance(initializer, self._keras.initializers.Initializer):
+            return initializer
+
+        # The initial values are bitwise identical for any number of shards,
+        # because the same function computes the values of one shard and of
+        # several shards.
+        def full_table(shape: Any, dtype: Any = None) -> tf.Tensor:
+            return initial_value.of_shard(
+                initializer,
+                tuple(shape),
+                tf.as_dtype(dtype),
+                RowPartition.div(shape[0], 1),
+                0,
+                self.name,
+            )
+
+        return full_table
+
     @property
-    def embeddings(self) -> ShardedVariable:
+    def embeddings(self) -> Any:
         """The table, `[input_dim, output_dim]`."""
         if self._key_table is not None and self.built:
             return self._key_table.rows
+        if self._copied_weight is not None:
+            return self._copied_weight
         if self._table is None:
             raise AttributeError(
                 f"Layer {self.name!r} has no table before it is built; call "
@@ -514,6 +498,8 @@ class EmbeddingCore(LayerBase):
         is_abstract = self._is_abstract()
         if self._key_table is not None:
             return is_abstract
+        if self._copied_weight is not None:
+            return is_abstract
         # Keras creates the weights after this call.
         return self._table is None and placeholders.placeholder_of(self) is None
 
@@ -548,6 +534,13 @@ class EmbeddingCore(LayerBase):
         )
 
     def _rows(self, ids: tf.Tensor) -> tf.Tensor:
+        weight = self._copied_weight
+        if weight is not None:
+            return (
+                tables.stock_gather([weight], ids, self.name)
+                if tf_private.in_save_context()
+                else tables.stock_gather_with_dense_gradient(weight, ids)
+            )
         if (
             self.optimizer
             and self.embeddings_regularizer is not None
@@ -576,8 +569,10 @@ class EmbeddingCore(LayerBase):
         """Writes the table as one array. The optimizer saves its own state."""
         if self._key_table is not None and self.built:
             self._key_table.save(store)
-        elif self.built:
+        elif self.built and isinstance(self.embeddings, tables.TABLES):
             weight_files.save_table(store, "0", self.embeddings)
+        elif self.built:
+            store["0"] = self.embeddings.numpy()
 
     def load_own_variables(self, store: Weights) -> None:
         """Reads the saved array; the number of shards may differ."""
@@ -594,7 +589,11 @@ class EmbeddingCore(LayerBase):
                 f"The saved weights of layer {self.name!r} must be one "
                 f"table. Received: {sorted(store.keys())}."
             )
-        weight_files.load_table(store, "0", self.embeddings)
+        if isinstance(self.embeddings, tables.TABLES):
+            weight_files.load_table(store, "0", self.embeddings)
+        else:
+            weight_files.check_table(store, "0", self.embeddings)
+            self.embeddings.assign(store["0"])
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor."""

@@ -31,11 +31,15 @@ from tf_layoutmap.embedding.configs.optimizer_specs import (
 )
 from tf_layoutmap.embedding.servers import closure_trace, step_ops
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
-from tf_layoutmap.layers.base import server_tensor
+from tf_layoutmap.layers.base import replica_steps, server_tensor
+from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.sharded.routing.checks import known_size
+
+# Types of tables that `weight_files` saves and loads shard by shard.
+TABLES = (ShardedVariable, MeshVariable)
 
 
 class HostTable:
@@ -67,17 +71,16 @@ class HostTable:
     def new_slot(self, slot: SlotSpec) -> ShardedVariable:
         """Creates a slot variable with the shards of the table."""
         name = f"{self.name}/{slot.name}"
-        return ShardedVariable(
-            [
+        with replica_steps.shared_variables():
+            shards = [
                 tf.Variable(
                     _initial_slot(shard, slot),
                     trainable=False,
                     name=f"{name}/part_{part}",
                 )
                 for part, shard in enumerate(self._variable.variables)
-            ],
-            name=name,
-        )
+            ]
+        return ShardedVariable(shards, name=name)
 
     def fill_slot(self, slot: ShardedVariable, value: float) -> None:
         """Sets all values of a slot variable."""
@@ -179,7 +182,7 @@ def new_host_accumulator(initial_value: tf.Tensor, name: str) -> tf.Variable:
       initial_value: Initial value.
       name: Name of the variable.
     """
-    with tf.device(HOST):
+    with tf.device(HOST), replica_steps.shared_variables():
         return tf.Variable(
             initial_value,
             shape=[None, *initial_value.shape[1:]],
@@ -402,9 +405,17 @@ class FullTableConstraint(keras.constraints.Constraint):
 def loss_of_rows(
     regularizer: Callable[[tf.Tensor], tf.Tensor], table: Any, ids: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the loss of the rows that `ids` select, each counted once."""
-    distinct, _ = tf.unique(tf.reshape(ids, [-1]))
-    return regularizer(table.sparse_read(distinct))
+    """Returns the loss of the rows that `ids` select, each counted once.
+
+    If there are several replicas, `ids` are the ids of the calling replica, and
+    the result is the replica's share of the loss of the global batch.
+    """
+
+    def loss_of(ids: tf.Tensor) -> tf.Tensor:
+        distinct, _ = tf.unique(ids)
+        return regularizer(table.sparse_read(distinct))
+
+    return replica_steps.loss_of_rows(loss_of, ids, table.name)
 
 
 def check_by_row(constraint: Any, where: str) -> None:

@@ -2,8 +2,9 @@
 
 `TableWeight` is one Keras variable for the full table of a layer that has an
 optimizer. `ShardWeight` is a Keras variable for one shard of a table that the
-model's optimizer trains. Keras handles objects of both classes like other
-variables, and a tape computes one gradient for each object.
+model's optimizer trains. `CopiedWeight` is a Keras variable for such a table if
+each replica has a copy of all weights. Keras handles objects of these classes
+like other variables, and a tape computes one gradient for each object.
 """
 
 import re
@@ -13,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tf_layoutmap._core import keras_private, tf_private
+from tf_layoutmap._core import keras_private, placeholders, tf_private
 from tf_layoutmap.layers.base import tables
 from tf_layoutmap.layers.base.tables import HOST
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer, TrainsItself
@@ -201,6 +202,16 @@ class ShardWeight(ShardOfTable, keras.Variable):
         if self._summed is None:
             self._summed = _SummedShard([self._value], name=self.path)
         return self._summed
+
+
+class CopiedWeight(keras.Variable):
+    """A full table that a strategy copies to its replicas, as other weights."""
+
+    @property
+    def value(self):
+        # In an exported model, the rows are in another variable.
+        read = placeholders.placeholder_of(self)
+        return super().value if read is None else read()
 
 
 def _muon_setting(optimizer: Any, path: str) -> str | None:

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import accumulation, keras_private, patches
 from tf_layoutmap.embedding.configs.optimizer_specs import OptimizerSpec
-from tf_layoutmap.layers.base import model_optimizer, tables
+from tf_layoutmap.layers.base import model_optimizer, replica_steps, tables
 from tf_layoutmap.layers.base import steps as base_steps
 from tf_layoutmap.layers.base.model_optimizer import FollowsModel, ModelStep
 from tf_layoutmap.layers.base.row_optimizer import RowUpdates
@@ -287,14 +287,23 @@ def overwrites(
 def check_finite(
     original: Callable[..., Any], optimizer: Any, grads: Any
 ) -> Any:
-    """Checks only the values of `tf.IndexedSlices`, without a dense copy."""
-    return original(
+    """Checks only the values of `tf.IndexedSlices`, without a dense copy.
+
+    Keras uses the result of the first replica. If a table trains itself, the
+    result is therefore the same in all replicas.
+    """
+    is_finite = original(
         optimizer,
         [
             grad.values if isinstance(grad, tf.IndexedSlices) else grad
             for grad in grads
         ],
     )
+    if not any(
+        isinstance(one, TrainsItself) for one in optimizer._trainable_variables
+    ):
+        return is_finite
+    return replica_steps.is_true_in_all(is_finite)
 
 
 def filter_empty(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self, cast, overload
 
@@ -21,10 +21,10 @@ from tf_layoutmap._core import (
     tf_private,
 )
 from tf_layoutmap.layers.base import (
+    embedding_arguments,
     input_ids,
     keras_version_guard,
     key_table,
-    sharded_embedding,
     tables,
 )
 from tf_layoutmap.layers.base.key_table import KeyTable
@@ -34,7 +34,11 @@ from tf_layoutmap.layers.keras3 import (
     mesh_weights,
     process_fit,
 )
-from tf_layoutmap.layers.keras3.host_weights import ShardWeight, TableWeight
+from tf_layoutmap.layers.keras3.host_weights import (
+    CopiedWeight,
+    ShardWeight,
+    TableWeight,
+)
 from tf_layoutmap.layers.keras3.key_table_weight import KeyTableWeight
 from tf_layoutmap.layers.keras3.mesh_keys import MeshKeys
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
@@ -47,7 +51,6 @@ from tf_layoutmap.layout.keras3 import (
 from tf_layoutmap.layout.keras3 import context as mesh_context
 from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.partition import RowPartition
-from tf_layoutmap.sharded import initial_value
 from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
 if TYPE_CHECKING:
@@ -178,7 +181,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         self, inputs: object, *args: object, **kwargs: object
     ) -> object:
         """Calls the layer; see `call` for the arguments."""
-        sharded_embedding.check_inputs(inputs, self.name)
+        embedding_arguments.check_inputs(inputs, self.name)
         if inputs is None or isinstance(inputs, Mapping):
             raise TypeError(
                 "Ids must be one tensor. Received: "
@@ -205,6 +208,17 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             self._embeddings = TableWeight(
                 self._make_table, shape, optimizer=self.optimizer
             )
+        elif self._is_copied_by_strategy():
+            weight = self._embeddings = CopiedWeight(
+                self._full_table_initializer(),
+                shape=shape,
+                dtype=self.variable_dtype,
+                autocast=False,
+                name="embeddings",
+            )
+            weight.regularizer = self.embeddings_regularizer
+            weight.constraint = self.embeddings_constraint
+            vars(self)["_copied_weight"] = weight
         else:
             sizes = RowPartition.div(self.input_dim, self.num_shards).sizes
             self._shard_weights = [
@@ -276,40 +290,23 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             mesh_weights.check_regularizer(
                 self.embeddings_regularizer, self.name
             )
-        initializer = self._full_table_initializer()
         if self.optimizer:
             self._embeddings = mesh_weights.MeshTableWeight(
-                context, owner, initializer, shape, optimizer=self.optimizer
+                context,
+                owner,
+                self._full_table_initializer(),
+                shape,
+                optimizer=self.optimizer,
             )
         else:
             self._embeddings = self.add_weight(
                 shape,
-                initializer,
+                self._full_table_initializer(),
                 name="embeddings",
                 autocast=False,
                 regularizer=self.embeddings_regularizer,
                 constraint=self.embeddings_constraint,
             )
-
-    def _full_table_initializer(self) -> Callable[..., Any]:
-        initializer = self.embeddings_initializer
-        if isinstance(initializer, keras.initializers.Initializer):
-            return initializer
-
-        # The initial values are bitwise identical for any number of shards,
-        # because the same function computes the values of one shard and of
-        # several shards.
-        def full_table(shape: Any, dtype: Any = None) -> tf.Tensor:
-            return initial_value.of_shard(
-                initializer,
-                tuple(shape),
-                tf.as_dtype(dtype),
-                RowPartition.div(shape[0], 1),
-                0,
-                self.name,
-            )
-
-        return full_table
 
     def problems_of_layout(self, axes: tuple[str | None, ...]) -> list[str]:
         """Returns the reasons why the table cannot have the layout `axes`."""
@@ -322,7 +319,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         """The table, `[input_dim, output_dim]`.
 
         The type of the table is `ShardedVariable`, or `keras.Variable` on a
-        mesh. A table with an open vocabulary is never on a mesh.
+        mesh and for a table without an `optimizer` under a strategy with
+        several replicas. A table with an open vocabulary is never on a mesh.
         """
         if self._is_on_mesh and self._key_table is None:
             return self._embeddings
@@ -366,7 +364,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             [self._marks]
             if self._key_table is not None
             else [self._embeddings]
-            if self.optimizer or self._is_on_mesh
+            if self.optimizer or self._is_on_mesh or self._copied_weight
             else self._shard_weights
         )
         passed = [keras_private.stateless_value(one) for one in weights]

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, patches, strategies
 from tf_layoutmap.layers.base import (
+    embedding_arguments,
     keras_version_guard,
-    sharded_embedding,
     snapshots,
 )
 from tf_layoutmap.layers.base import steps as base_steps
@@ -255,7 +255,7 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         self, inputs: Features, *args: object, **kwargs: object
     ) -> Any:
         """Calls the layer; only Keras 3 models may call it."""
-        sharded_embedding.check_inputs(inputs, self.name)
+        embedding_arguments.check_inputs(inputs, self.name)
         if not self.built and any(
             one is None for one in tf.nest.flatten([args, kwargs])
         ):

@@ -82,9 +82,9 @@ class TrainedTable(SelfTrained, ShardedVariable):
         self._optimizer.update(gradient)
 
     def apply_summed_gradient(self, gradient: Any, optimizer: Any) -> None:
-        """Applies a step to the table, in the same way as `apply_gradient`."""
+        """Applies a step with a gradient that was summed over the replicas."""
         del optimizer
-        self.apply_gradient(gradient)
+        self._optimizer.update(gradient, is_summed=True)
 
 
 class OpenTable(SelfTrained, row_gradients.OpenRows):
@@ -225,6 +225,10 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
                 self._trainable_weights.append(self._key_table.open_rows)
             super().build(input_shape)
             return
+        if self._is_copied_by_strategy():
+            self._add_copied_weight()
+            super().build(input_shape)
+            return
         table = self._make_table()
         # Checkpoints of tf_keras.layers.Embedding contain the rows under this
         # key.
@@ -244,6 +248,19 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
             patches.ensure("tf_keras_self_training")
             self._set_regularizer_and_constraint()
         super().build(input_shape)
+
+    def _add_copied_weight(self) -> None:
+        """Adds the table as a weight that the strategy copies to replicas."""
+        # `vars` bypasses Keras' tracking, because the weight is already
+        # tracked.
+        vars(self)["_copied_weight"] = self.add_weight(
+            name="embeddings",
+            shape=(self.input_dim, self.output_dim),
+            initializer=self._full_table_initializer(),
+            regularizer=self.embeddings_regularizer,
+            constraint=self.embeddings_constraint,
+            experimental_autocast=False,
+        )
 
     def _set_regularizer_and_constraint(self) -> None:
         """Sets regularizer and constraint for the full table."""
