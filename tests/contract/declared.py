@@ -364,8 +364,10 @@ SECTIONS["tf_keras sharded"] = Section(
             row(
                 "`.h5` file",
                 **OF_ONE_REPLICA,
-                host=NO_TABLES_IN_LEGACY_FILES,
-                servers=NO_TABLES_IN_LEGACY_FILES,
+                **dict.fromkeys(
+                    ["host", "mirrored", "replicated", "sharded", "servers"],
+                    NO_TABLES_IN_LEGACY_FILES,
+                ),
                 mesh=TF_KERAS_ON_MESH,
             ),
             row(

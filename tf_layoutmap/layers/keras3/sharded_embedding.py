@@ -120,6 +120,12 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     separate optimizer, these settings do not affect the table. The model's
     optimizer does not average the table (`use_ema`).
 
+    Under `MirroredStrategy` and `MultiWorkerMirroredStrategy`, all replicas
+    train the table in one step, with the gradients of the global batch. The
+    table therefore matches a run with one replica. A table without a separate
+    optimizer is a weight of which each replica has a copy, and `num_shards` has
+    no effect.
+
     Under `ParameterServerStrategy` the shards and their slot variables are on
     the parameter servers, and `fit` requires `tlm.ps.Datasets`.
 

@@ -78,7 +78,9 @@ class RowOptimizer(RowUpdates, tf_keras.optimizers.Optimizer):
     def _rate_config(self) -> Any:
         if isinstance(self._rate, self._schedule()):
             return tf_keras.optimizers.schedules.serialize(self._rate)
-        return float(self.learning_rate)
+        rate: Any = self.learning_rate
+        # A variable of a strategy cannot be converted to a Python number.
+        return float(rate.numpy() if tf.is_tensor(rate) else rate)
 
     @classmethod
     def _new_follower(cls) -> ModelRowOptimizer:
