@@ -50,11 +50,6 @@ ALL = tuple(RUNTIMES)
 
 # Reasons that occur in several rows.
 
-NO_STEPS_ON_TPU = Impossible(
-    "must not be trained under TPUStrategy, because a TPU has no kernels",
-    "A TPU has no kernels for the steps of the table. "
-    '`tlm.layers.TPUEmbedding(..., engine="host")` has its tables on the host.',
-)
 LOCAL_REPLICAS_NEED_GPUS = NotTried(
     "TensorFlow creates several replicas in one process of this strategy only "
     "for several GPUs.",
@@ -93,6 +88,15 @@ SUMS_ON_MESH = Works(
     "last bits differ.",
     tolerance=1e-6,
 )
+NO_ACCUMULATION_BESIDE_TPU = Impossible(
+    "must not accumulate gradients of a table under TPUStrategy",
+    "The host applies the gradients of a table after each program of the TPU.",
+)
+NO_REGULARIZER_BESIDE_TPU = Impossible(
+    "`embeddings_regularizer` must be None under TPUStrategy",
+    "The number of distinct rows of a batch is unknown during tracing, and a "
+    "TPU requires static sizes. Use `optimizer=None`.",
+)
 NO_BFLOAT16 = Impossible(
     "Variables must not be bfloat16 under MultiWorkerMirroredStrategy",
     "TensorFlow has no collective for bfloat16. Use float16, or the policy "
@@ -114,12 +118,6 @@ NO_SHARDS_IN_LEGACY_FILES = Impossible(
     "A legacy `.h5` file can only contain values of `tf.Variable` objects, and "
     "no process has all rows in a variable. Use `.weights.h5`.",
 )
-NO_TABLES_IN_LEGACY_FILES = Impossible(
-    "an instance of `tf.Variable` is not supported in h5, use",
-    "A legacy `.h5` file can only contain values of `tf.Variable` objects. The "
-    "weight of a `ShardedEmbedding` with an `optimizer` is a full table. Use "
-    "`.weights.h5`.",
-)
 STEPS_OF_REPLICAS = Works(
     "In a layer, the call of each replica is a separate step of the "
     "vocabulary. The numbers of steps therefore differ from the host.",
@@ -131,8 +129,6 @@ ONE_CALL_ON_TPU = Impossible(
     "features of both calls in one call.",
 )
 
-# Cells of rows that require ops of the package in a step.
-OF_ONE_REPLICA: dict[str, State] = {"tpu_host": NO_STEPS_ON_TPU}
 SUMS_OF_TIED_WEIGHTS: dict[str, State] = {
     "mirrored": SUMS_OF_REPLICAS,
     "replicated": SUMS_OF_REPLICAS,
@@ -236,11 +232,8 @@ SECTIONS["sharded"] = Section(
     WITHOUT_TPU,
     dict(
         [
-            row("`fit`, closed table", **OF_ONE_REPLICA),
-            row(
-                "`fit`, table that follows the model's optimizer",
-                **OF_ONE_REPLICA,
-            ),
+            row("`fit`, closed table"),
+            row("`fit`, table that follows the model's optimizer"),
             row("`fit`, table without a separate optimizer"),
             row(
                 "`fit`, open vocabulary",
@@ -257,16 +250,16 @@ SECTIONS["sharded"] = Section(
             row(
                 "`tlm.vocabulary.KeyExpiry`",
             ),
-            row("`tlm.export`", **OF_ONE_REPLICA),
+            row("`tlm.export`"),
             row(
                 "`tlm.export`, open vocabulary",
             ),
-            row("`.keras` file", **OF_ONE_REPLICA),
+            row("`.keras` file"),
             row(
                 "`.keras` file, open vocabulary",
             ),
-            row("`.weights.h5` file", **OF_ONE_REPLICA),
-            row("checkpoint", **OF_ONE_REPLICA),
+            row("`.weights.h5` file"),
+            row("checkpoint"),
             row(
                 "16-bit variables",
                 replicated=NO_BFLOAT16,
@@ -274,27 +267,23 @@ SECTIONS["sharded"] = Section(
             ),
             row(
                 "optimizer with gradient accumulation",
-                **OF_ONE_REPLICA,
+                tpu_host=NO_ACCUMULATION_BESIDE_TPU,
             ),
-            row(
-                "constraint",
-                **OF_ONE_REPLICA,
-            ),
-            row("regularizer", **OF_ONE_REPLICA),
-            row("several calls of the layer in a step", **OF_ONE_REPLICA),
+            row("constraint"),
+            row("regularizer", tpu_host=NO_REGULARIZER_BESIDE_TPU),
+            row("several calls of the layer in a step"),
             row(
                 "several local replicas",
                 host=REFERENCE,
                 replicated=LOCAL_REPLICAS_NEED_GPUS,
                 sharded=LOCAL_REPLICAS_NEED_GPUS,
                 servers=ONE_REPLICA_PER_WORKER,
-                tpu_host=NO_STEPS_ON_TPU,
             ),
-            row("`EarlyStopping(restore_best_weights=True)`", **OF_ONE_REPLICA),
+            row("`EarlyStopping(restore_best_weights=True)`"),
             row(
                 "`EarlyStopping(restore_best_weights=True)`, open vocabulary",
             ),
-            row("reading a table", **OF_ONE_REPLICA),
+            row("reading a table"),
             row("tied weights", **SUMS_OF_TIED_WEIGHTS),
             row("tied weights in `tlm.export`", **SUMS_OF_TIED_WEIGHTS),
         ]
@@ -355,24 +344,18 @@ SECTIONS["tf_keras sharded"] = Section(
     WITHOUT_TPU,
     dict(
         [
-            row("`fit`, closed table", **OF_ONE_REPLICA, mesh=TF_KERAS_ON_MESH),
+            row("`fit`, closed table", mesh=TF_KERAS_ON_MESH),
             row(
                 "`fit`, open vocabulary",
                 mesh=TF_KERAS_ON_MESH,
             ),
-            row("`.keras` file", **OF_ONE_REPLICA, mesh=TF_KERAS_ON_MESH),
+            row("`.keras` file", mesh=TF_KERAS_ON_MESH),
             row(
                 "`.h5` file",
-                **OF_ONE_REPLICA,
-                **dict.fromkeys(
-                    ["host", "mirrored", "replicated", "sharded", "servers"],
-                    NO_TABLES_IN_LEGACY_FILES,
-                ),
                 mesh=TF_KERAS_ON_MESH,
             ),
             row(
                 "several calls of the layer in a step",
-                **OF_ONE_REPLICA,
                 mesh=TF_KERAS_ON_MESH,
             ),
             row(

@@ -470,6 +470,17 @@ def _layer(version, kind):
             name="layer",
         )
         return layer, layer
+    if kind in ("row optimizer", "model's optimizer"):
+        layer = layers.ShardedEmbedding(
+            NUM_ROWS,
+            DIM,
+            num_shards=3,
+            embeddings_initializer=version.initializers.Constant(1.0),
+            optimizer=tpu.Adagrad(0.5) if kind == "row optimizer" else "model",
+            name="layer",
+        )
+        # Two calls in one step.
+        return layer, lambda ids: layer(ids) * layer(ids[:, ::-1])
     table = tpu.TableConfig(
         NUM_ROWS, DIM, initializer, combiner="sum", name="words"
     )
@@ -565,11 +576,50 @@ def test_layers_train_in_the_program_of_all_replicas(version, kind):
     assert_same_tables(embedding, reference)
 
 
-@pytest.mark.parametrize("layers", [tlm.layers, tlm.layers.tf_keras])
-def test_a_closed_sharded_embedding_raises(layers):
-    with traced_tpu.strategy_of(1).scope():
-        layer = layers.ShardedEmbedding(4, 2, optimizer=tpu.SGD(0.1))
-        with pytest.raises(RuntimeError, match='TPUEmbedding.*engine="host"'):
+@pytest.mark.parametrize("version", [keras, tf_keras])
+@pytest.mark.parametrize("kind", ["row optimizer", "model's optimizer"])
+def test_a_closed_sharded_embedding_trains_beside_the_program(version, kind):
+    """The rate of the model's optimizer is computed in the program."""
+
+    def trained(strategy, creators, run):
+        with strategy.scope(), tf.variable_creator_scope(creators):
+            layer, call = _layer(version, kind)
+            layer.build([BATCH, 3])
+            optimizer = version.optimizers.SGD(0.5, momentum=0.5)
+            optimizer.build(layer.trainable_variables)
+            run(in_replicas(strategy, _training_of(layer, call, optimizer)))
+        return layer
+
+    def run_mirrored(step):
+        for pair in SEEDS:
+            step(*[batch_of("dense", one) for one in pair])
+
+    expected = trained(
+        strategies.mirrored(NUM_REPLICAS),
+        lambda next_creator, **keywords: next_creator(**keywords),
+        run_mirrored,
+    )
+    layer = trained(
+        traced_tpu.strategy_of(NUM_REPLICAS, embedding=traced_tpu.UNSUPPORTED),
+        _plain_variable,
+        lambda step: run_on_tpu(step, "dense", SEEDS),
+    )
+    np.testing.assert_array_equal(
+        layer.embeddings.numpy(), expected.embeddings.numpy()
+    )
+    assert np.any(layer.embeddings.numpy() != 1)
+    for name, slot in expected.optimizer.slots.items():
+        np.testing.assert_array_equal(
+            layer.optimizer.slots[name].numpy(), slot.numpy()
+        )
+
+
+def test_unsupported_settings_of_a_closed_sharded_embedding_raise():
+    with traced_tpu.strategy_of(NUM_REPLICAS).scope():
+        layer = tlm.layers.ShardedEmbedding(
+            4, 2, optimizer=tpu.SGD(0.1), embeddings_regularizer="l2"
+        )
+        with pytest.raises(ValueError, match="`activity_regularizer`"):
             layer.build([3])
 
 

@@ -221,7 +221,14 @@ def test_an_exported_model_serves_without_this_package(
     train(model, 2)
 
 
-def test_the_legacy_h5_format_raises_for_a_self_trained_table(tmp_path):
-    model, _ = trained("adagrad")
-    with pytest.raises(NotImplementedError, match="not supported in h5"):
-        model.save_weights(str(tmp_path / "model.h5"))
+def test_the_legacy_h5_format_holds_the_rows_of_a_self_trained_table(tmp_path):
+    """As for other weights, the format has no state of the optimizer."""
+    model, layer = trained("adagrad")
+    path = str(tmp_path / "model.h5")
+    model.save_weights(path)
+    other, new_layer = tfk.make_model("adagrad", num_shards=1)
+    other.load_weights(path)
+    np.testing.assert_array_equal(
+        new_layer.embeddings.numpy(), layer.embeddings.numpy()
+    )
+    assert len(np.unique(new_layer.optimizer.accumulators.numpy())) == 1

@@ -16,10 +16,12 @@ from typing import Any, NoReturn, cast
 import tensorflow as tf
 
 from tf_layoutmap._core import user_warnings
+from tf_layoutmap.embedding import backend
 from tf_layoutmap.embedding.configs.optimizer_specs import (
     OptimizerSpec,
     SlotSpec,
 )
+from tf_layoutmap.embedding.tpu_program import ReplicatedProgram
 from tf_layoutmap.layers.base import model_rules, replica_steps, tables
 from tf_layoutmap.layers.base.model_rules import ModelRule
 from tf_layoutmap.layers.base.row_optimizer import RowUpdates
@@ -148,11 +150,15 @@ class FollowsModel(RowUpdates):
                 "`clipnorm`, or a separate optimizer for the table."
             )
         limit = getattr(optimizer, "global_clipnorm", None)
-        if limit and replica_steps.has_replicas():
+        if limit and (
+            replica_steps.has_replicas()
+            or backend.is_tpu_strategy(tf.distribute.get_strategy())
+        ):
             raise ValueError(
                 "A table that follows the model's optimizer does not support "
-                "`global_clipnorm` with several replicas, because Keras clips "
-                "the gradients of each replica before it sums them. Received: "
+                "`global_clipnorm` with several replicas or on a TPU, because "
+                "Keras clips the gradients of each replica before it sums "
+                "them. Received: "
                 f"global_clipnorm={limit} ({where}). Use `clipnorm`, or a "
                 "separate optimizer for the table."
             )
@@ -208,6 +214,21 @@ class FollowsModel(RowUpdates):
             yield
         finally:
             vars(self)["_step"] = None
+
+    @contextlib.contextmanager
+    def settings_on_host(self, program: ReplicatedProgram) -> Iterator[None]:
+        """Context in which `apply_to_rows` is called beside a TPU program."""
+        step = self._step
+        assert step is not None  # The caller is in `applying`.
+        vars(self)["_step"] = dataclasses.replace(
+            step,
+            learning_rate=program.to_host(step.learning_rate)[0],
+            number=program.to_host(step.number)[0],
+        )
+        try:
+            yield
+        finally:
+            vars(self)["_step"] = step
 
     def _update_rows(self, ids: tf.Tensor, values: tf.Tensor) -> None:
         step = self._step

@@ -7,17 +7,17 @@ optimizer.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import tensorflow as tf
 
 from tf_layoutmap._core import checks as _core_checks
 from tf_layoutmap._core import strategies
-from tf_layoutmap.embedding import backend
 from tf_layoutmap.embedding.configs.optimizer_specs import (
     HostOptimizer,
     OptimizerSpec,
@@ -25,6 +25,7 @@ from tf_layoutmap.embedding.configs.optimizer_specs import (
     read_optimizer,
     unsupported_optimizer,
 )
+from tf_layoutmap.embedding.tpu_program import ReplicatedProgram
 from tf_layoutmap.layers.base import model_rules, replica_steps, weight_files
 from tf_layoutmap.sharded.routing import checks as routing_checks
 
@@ -188,6 +189,8 @@ class RowUpdates(RowOptimizerSaving):
     learning_rate: Any
     _accumulated_ids: Any = None
     _accumulated_gradients_of_ids: Any = None
+    # The learning rate in `settings_on_host`.
+    _rate_on_host: tf.Tensor | None = None
     # Whether the optimizer of the model determines the rule.
     _follows_model = False
 
@@ -366,6 +369,32 @@ class RowUpdates(RowOptimizerSaving):
         self._update_rows(ids, values)
         self.iterations.assign_add(1)
 
+    @contextlib.contextmanager
+    def settings_on_host(self, program: ReplicatedProgram) -> Iterator[None]:
+        """Context in which `apply_to_rows` is called beside a TPU program.
+
+        The program computes the learning rate, which may read variables on the
+        TPU, and returns it to the host.
+        """
+        rate = tf.cast(self.learning_rate, tf.float32)
+        vars(self)["_rate_on_host"] = program.to_host(rate)[0]
+        try:
+            yield
+        finally:
+            vars(self)["_rate_on_host"] = None
+
+    def apply_to_rows(self, ids: tf.Tensor, values: tf.Tensor) -> None:
+        """Applies one step without counting it; see `_update_rows`."""
+        self._update_rows(ids, values)
+
+    def count_step(self) -> None:
+        """Counts a step of all replicas; each replica calls this method."""
+        context = tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            self.iterations.assign_add(1)
+            return
+        context.merge_call(lambda _: self.iterations.assign_add(1))
+
     def _update_rows(self, ids: tf.Tensor, values: tf.Tensor) -> None:
         """Applies the rule and the constraint to rows.
 
@@ -373,7 +402,10 @@ class RowUpdates(RowOptimizerSaving):
           ids: `[num_ids]`, ids of the rows.
           values: `[num_ids, dim]` float32, their gradients.
         """
-        self._apply_rule(ids, values, tf.cast(self.learning_rate, tf.float32))
+        rate = self._rate_on_host
+        if rate is None:
+            rate = tf.cast(self.learning_rate, tf.float32)
+        self._apply_rule(ids, values, rate)
         if self.row_constraint is not None:
             self._table.constrain(ids, self.row_constraint)
 
@@ -509,18 +541,3 @@ def rows_of_gradient(
     if isinstance(gradient, tf.IndexedSlices):
         return gradient.indices, tf.cast(gradient.values, tf.float32)
     return tf.range(gradient.shape[0]), tf.cast(gradient, tf.float32)
-
-
-def check_not_on_tpu(layer: str) -> None:
-    """Raises an error if the steps of a table would be part of a TPU program.
-
-    Args:
-      layer: Name of the layer, for messages.
-    """
-    if backend.is_tpu_strategy(tf.distribute.get_strategy()):
-        raise RuntimeError(
-            "A ShardedEmbedding without an open vocabulary must not be trained "
-            "under TPUStrategy, because a TPU has no kernels for its steps. "
-            'Use tlm.layers.TPUEmbedding(..., engine="host"), whose tables are '
-            f"on the host beside the TPU. Received: {layer!r}."
-        )

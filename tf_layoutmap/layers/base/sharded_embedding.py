@@ -35,7 +35,8 @@ from tf_layoutmap.layers.base import (
     weight_files,
 )
 from tf_layoutmap.layers.base.keras_version_guard import LayerBase
-from tf_layoutmap.layers.base.row_optimizer import RowUpdates, check_not_on_tpu
+from tf_layoutmap.layers.base.program_steps import ProgramSteps
+from tf_layoutmap.layers.base.row_optimizer import RowUpdates
 from tf_layoutmap.layers.base.tables import HOST
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import ShardedVariable, initial_value
@@ -73,6 +74,8 @@ class EmbeddingCore(LayerBase):
     # The table as one weight of which each replica has a copy; see
     # `_is_copied_by_strategy`.
     _copied_weight: Any
+    # The steps of the table if it is on the host beside a TPU.
+    _program_steps: ProgramSteps | None
 
     def __init__(
         self,
@@ -140,7 +143,12 @@ class EmbeddingCore(LayerBase):
         """
         # These attributes are set before Keras' `__init__`, so that Keras does
         # not track them.
-        vars(self).update(_table=None, _key_table=None, _copied_weight=None)
+        vars(self).update(
+            _table=None,
+            _key_table=None,
+            _copied_weight=None,
+            _program_steps=None,
+        )
         # Autocast would convert ids to float16.
         super().__init__(**{"autocast": False, **kwargs})
         # This attribute disables XLA, because XLA has no kernels for the
@@ -274,13 +282,18 @@ class EmbeddingCore(LayerBase):
         """Checks that the current strategy can train the table.
 
         Raises:
-          RuntimeError: Under `TPUStrategy`, if the table has an optimizer and
-            no open vocabulary.
+          ValueError: If the strategy does not support a setting of the layer.
         """
         patches.ensure("function_traces")
         strategies.warn_of_wrong_sums()
-        if self._key_table is None and self.optimizer:
-            check_not_on_tpu(self.name)
+        if self._is_beside_tpu() and self.embeddings_regularizer is not None:
+            raise ValueError(
+                "Argument `embeddings_regularizer` must be None under "
+                "TPUStrategy if the table has an `optimizer`, because the "
+                "number of distinct rows of a batch is unknown during tracing, "
+                "and a TPU requires static sizes. Use optimizer=None, or "
+                f"`activity_regularizer`. Received: layer {self.name!r}."
+            )
         if self.variable_dtype == "bfloat16" and strategies.has_processes(
             tf.distribute.get_strategy()
         ):
@@ -292,6 +305,14 @@ class EmbeddingCore(LayerBase):
                 f'"mixed_bfloat16", whose variables are float32. Received: '
                 f"layer {self.name!r}."
             )
+
+    def _is_beside_tpu(self) -> bool:
+        """Whether the table is on the host beside a TPU; see `ProgramSteps`."""
+        return (
+            self._key_table is None
+            and self.optimizer is not None
+            and backend.is_tpu_strategy(tf.distribute.get_strategy())
+        )
 
     def _is_copied_by_strategy(self) -> bool:
         """Whether the strategy in scope copies the table to its replicas.
@@ -534,6 +555,10 @@ class EmbeddingCore(LayerBase):
         )
 
     def _rows(self, ids: tf.Tensor) -> tf.Tensor:
+        if self._program_steps is not None:
+            return self._program_steps.look_up(
+                ids, self._marks_variable(), is_trained=self.trainable
+            )
         weight = self._copied_weight
         if weight is not None:
             return (

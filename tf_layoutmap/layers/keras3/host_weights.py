@@ -1,30 +1,73 @@
 """Keras 3 weights for tables that are stored on the host.
 
 `TableWeight` is one Keras variable for the full table of a layer that has an
-optimizer. `ShardWeight` is a Keras variable for one shard of a table that the
-model's optimizer trains. `CopiedWeight` is a Keras variable for such a table if
-each replica has a copy of all weights. Keras handles objects of these classes
-like other variables, and a tape computes one gradient for each object.
+optimizer, and `TableWeightOnTPU` is this variable beside a TPU. `ShardWeight`
+is a Keras variable for one shard of a table that the model's optimizer trains.
+`CopiedWeight` is a Keras variable for such a table if each replica has a copy
+of all weights. Keras handles objects of these classes like other variables, and
+a tape computes one gradient for each object.
 """
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, placeholders, tf_private
 from tf_layoutmap.layers.base import tables
+from tf_layoutmap.layers.base.program_steps import ProgramSteps
 from tf_layoutmap.layers.base.tables import HOST
-from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer, TrainsItself
+from tf_layoutmap.layers.keras3.row_optimizer import (
+    RowOptimizer,
+    TrainsItself,
+    check_not_stateless,
+    unscaled,
+)
 from tf_layoutmap.layers.keras3.shard_slots import ShardOfTable
 from tf_layoutmap.layout.keras3 import backend_ops
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.gradient import ShardedVariableGradient
 
 
-class TableWeight(TrainsItself, keras.Variable):
+class SavedAsTable:
+    """A mixin for a `keras.Variable` that is saved like its table."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def table(self) -> Any: ...
+
+    # With these methods, tf.train.Checkpoint and tf.saved_model handle a weight
+    # like its table.
+
+    def _gather_saveables_for_checkpoint(self):
+        return self.table._gather_saveables_for_checkpoint()
+
+    def _checkpoint_adapter(self, path):
+        return self.table._checkpoint_adapter(path)
+
+    def _copy_trackable_to_cpu(self, object_map):
+        self.table._copy_trackable_to_cpu(object_map)
+        object_map[self] = object_map[self.table]
+
+    def _export_to_saved_model_graph(
+        self, object_map, tensor_map, options, **kwargs
+    ):
+        handles = self.table._export_to_saved_model_graph(
+            object_map, tensor_map, options, **kwargs
+        )
+        object_map[self] = object_map[self.table]
+        return handles
+
+    @property
+    def _shared_name(self):
+        return self.table._shared_name
+
+
+class TableWeight(SavedAsTable, TrainsItself, keras.Variable):
     """A full table, trained by a `RowOptimizer`."""
 
     # Layout maps read this attribute before the mesh exists. The attribute has
@@ -102,31 +145,73 @@ class TableWeight(TrainsItself, keras.Variable):
     def __repr__(self) -> str:
         return f"<TableWeight path={self.path} table={self._value!r}>"
 
-    # With the next methods, tf.train.Checkpoint and tf.saved_model handle this
-    # weight like its table.
 
-    def _gather_saveables_for_checkpoint(self):
-        return self._value._gather_saveables_for_checkpoint()
+class TableWeightOnTPU(SavedAsTable, TrainsItself, keras.Variable):
+    """A full table on the host, whose weight in a TPU program is a mark.
 
-    def _checkpoint_adapter(self, path):
-        return self._value._checkpoint_adapter(path)
+    The value of the weight is a scalar on the TPU, whose gradient is the mark
+    of the step; see `ProgramSteps`.
+    """
 
-    def _copy_trackable_to_cpu(self, object_map):
-        self._value._copy_trackable_to_cpu(object_map)
-        object_map[self] = object_map[self._value]
-
-    def _export_to_saved_model_graph(
-        self, object_map, tensor_map, options, **kwargs
+    def __init__(
+        self, steps: ProgramSteps, table: ShardedVariable, optimizer: Any
     ):
-        handles = self._value._export_to_saved_model_graph(
-            object_map, tensor_map, options, **kwargs
+        """Creates the weight of a table, and the slot variables."""
+        self._steps = steps
+        self._table = table
+        self._optimizer = optimizer
+        super().__init__(
+            keras.initializers.Zeros(),
+            shape=(),
+            dtype="float32",
+            autocast=False,
+            name="embeddings",
         )
-        object_map[self] = object_map[self._value]
-        return handles
+        with tf.init_scope(), tf.device(HOST):
+            optimizer._set_table(
+                tables.table_for_strategy(table, optimizer._spec)
+            )
 
     @property
-    def _shared_name(self):
-        return self._value._shared_name
+    def table(self) -> ShardedVariable:
+        """The table."""
+        return self._table
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """Shape of the table."""
+        return tf.TensorShape(self._table.shape)
+
+    def numpy(self) -> np.ndarray:
+        """Returns the rows."""
+        return self._table.numpy()
+
+    def _write(self, value):
+        self._table.assign(value)
+        return value
+
+    def assign(self, value: Any) -> Any:
+        """Assigns rows, or applies a step in `Optimizer.apply`."""
+        optimizer = keras_private.applying_optimizer()
+        if optimizer is None:
+            return self._write(value)
+        check_not_stateless(self.path)
+        self._steps.apply(unscaled(value, optimizer.loss_scale_factor))
+        return value
+
+    def accumulate(
+        self, gradient: Any, steps: int, is_last: Any, position: Any
+    ) -> None:
+        """Raises `ValueError`, because the host applies each step."""
+        raise ValueError(
+            "The model's optimizer must not accumulate gradients of a table "
+            "under TPUStrategy, because the host applies the gradients after "
+            "each program of the TPU. Use larger batches. Received: "
+            f"gradient_accumulation_steps={steps} (weight {self.path!r})."
+        )
+
+    def __repr__(self) -> str:
+        return f"<TableWeightOnTPU path={self.path} table={self._table!r}>"
 
 
 class ShardWeight(ShardOfTable, keras.Variable):

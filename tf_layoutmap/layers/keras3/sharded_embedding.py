@@ -28,6 +28,7 @@ from tf_layoutmap.layers.base import (
     tables,
 )
 from tf_layoutmap.layers.base.key_table import KeyTable
+from tf_layoutmap.layers.base.program_steps import ProgramSteps
 from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
 from tf_layoutmap.layers.keras3 import (
     mesh_keys,
@@ -38,6 +39,7 @@ from tf_layoutmap.layers.keras3.host_weights import (
     CopiedWeight,
     ShardWeight,
     TableWeight,
+    TableWeightOnTPU,
 )
 from tf_layoutmap.layers.keras3.key_table_weight import KeyTableWeight
 from tf_layoutmap.layers.keras3.mesh_keys import MeshKeys
@@ -122,9 +124,10 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     Under `MirroredStrategy` and `MultiWorkerMirroredStrategy`, all replicas
     train the table in one step, with the gradients of the global batch. The
-    table therefore matches a run with one replica. A table without a separate
-    optimizer is a weight of which each replica has a copy, and `num_shards` has
-    no effect.
+    table therefore matches a run with one replica. Under `TPUStrategy`, the
+    host looks up the rows before the program of the TPU, and applies their
+    gradients after it. A table without a separate optimizer is a weight of
+    which each replica has a copy, and `num_shards` has no effect.
 
     Under `ParameterServerStrategy` the shards and their slot variables are on
     the parameter servers, and `fit` requires `tlm.ps.Datasets`.
@@ -210,6 +213,14 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             self._build_key_table(self._key_table)
         elif self._is_on_mesh:
             self._build_on_mesh(context, owner, shape)
+        elif self._is_beside_tpu():
+            program_steps = ProgramSteps(
+                self.name, self._make_table, self.optimizer
+            )
+            vars(self)["_program_steps"] = program_steps
+            self._embeddings = TableWeightOnTPU(
+                program_steps, self._make_table(), self.optimizer
+            )
         elif self.optimizer:
             self._embeddings = TableWeight(
                 self._make_table, shape, optimizer=self.optimizer
@@ -364,7 +375,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         return keras_private.is_stateless()
 
     def _passed_table(self) -> list[Any] | None:
-        if not keras_private.is_stateless():
+        if not keras_private.is_stateless() or self._program_steps is not None:
             return None
         weights: list[Any] = (
             [self._marks]
@@ -382,6 +393,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         ]
 
     def _marks_variable(self) -> tf.Variable:
+        if self._program_steps is not None:
+            return self._embeddings.value
         return self._marks.value
 
     def _exported_shards(self) -> list[tf.Variable]:

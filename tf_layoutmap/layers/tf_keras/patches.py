@@ -200,7 +200,15 @@ def legacy_create(
 
 
 def legacy_weights(original: Callable[..., Any], layer: Any) -> list[Any]:
-    """Raises an error if a legacy .h5 file would omit tables of a layer."""
+    """Returns the weights in a legacy .h5 file, which may be tables.
+
+    tf_keras itself requires objects of `tf.Variable`. A table has the methods
+    that tf_keras calls. As for all weights, a legacy file does not contain the
+    state of an optimizer.
+
+    Raises:
+      NotImplementedError: If the file would omit tables of the layer.
+    """
     for one in getattr(layer, "weights", ()):
         missing = (
             one.unlisted_tables() if isinstance(one, SelfTrained) else None
@@ -212,6 +220,9 @@ def legacy_weights(original: Callable[..., Any], layer: Any) -> list[Any]:
                 "or .keras if it is not sharded over processes. Received: "
                 f"layer {layer.name!r}."
             )
+    weights = [*layer.trainable_weights, *layer.non_trainable_weights]
+    if all(isinstance(one, tf.Variable | SelfTrained) for one in weights):
+        return weights
     return original(layer)
 
 

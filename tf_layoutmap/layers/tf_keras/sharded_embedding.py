@@ -25,6 +25,7 @@ from tf_layoutmap.layers.base import (
     tables,
 )
 from tf_layoutmap.layers.base.model_optimizer import FollowsModel, ModelStep
+from tf_layoutmap.layers.base.program_steps import ProgramSteps
 from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
 from tf_layoutmap.layers.base.tables import HOST
 from tf_layoutmap.layers.tf_keras.patches import SelfTrained
@@ -85,6 +86,75 @@ class TrainedTable(SelfTrained, ShardedVariable):
         """Applies a step with a gradient that was summed over the replicas."""
         del optimizer
         self._optimizer.update(gradient, is_summed=True)
+
+
+class TableOnTPU(SelfTrained):
+    """Methods of the weight of a table on the host beside a TPU.
+
+    The strategy creates the variable, a scalar on the TPU, whose gradient is
+    the mark of a step; see `ProgramSteps`.
+    """
+
+    steps: ProgramSteps
+    table: TrainedTable
+
+    @classmethod
+    def create(cls, steps: ProgramSteps, table: TrainedTable) -> Any:
+        """Creates the weight of a table in the scope of the strategy."""
+        patches.ensure("tf_keras_self_training")
+        found: Any = tf.Variable(tf.zeros([]), trainable=True, name="marks")
+        found.__class__ = type(cls.__name__, (cls, type(found)), {})
+        found.steps, found.table = steps, table
+        return found
+
+    @property
+    def shape(self) -> tf.TensorShape:
+        """Shape of the table."""
+        return tf.TensorShape(self.table.shape)
+
+    def numpy(self) -> np.ndarray:
+        """Returns the rows."""
+        return self.table.numpy()
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Assigns the rows."""
+        del args, kwargs
+        self.table.assign(value)
+        return self
+
+    @property
+    def follows_model(self) -> bool:
+        """Whether the optimizer of the model determines the rule."""
+        return self.table.follows_model
+
+    def follow(self, optimizer: Any) -> None:
+        """Prepares the table for the model's optimizer, if it follows one."""
+        self.table.follow(optimizer)
+
+    def applying(
+        self, step: ModelStep | None
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Context in which gradients are applied as a step of the model."""
+        return self.table.applying(step)
+
+    def missing_gradient_error(self) -> str:
+        """Returns the error message for a step without a gradient."""
+        return self.table.missing_gradient_error()
+
+    def apply_gradient(self, gradient: tf.Tensor) -> None:
+        """Applies a step to the table.
+
+        The model's optimizer calls this method.
+        """
+        self.steps.apply(gradient)
+
+    def apply_summed_gradient(
+        self, gradient: tf.Tensor, optimizer: Any
+    ) -> None:
+        """Applies a step with a mark that was summed over the replicas."""
+        del optimizer
+        context = tf.distribute.get_replica_context()
+        self.steps.apply(gradient / context.num_replicas_in_sync)
 
 
 class OpenTable(SelfTrained, row_gradients.OpenRows):
@@ -240,9 +310,14 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         # tracked.
         self.__dict__["_shards"] = tf.Module()
         self._shards.variables_in_order = table.variables
-        self._trainable_weights.extend(
-            [table] if self.optimizer else table.variables
-        )
+        weights = [table] if self.optimizer else table.variables
+        if self._is_beside_tpu():
+            program_steps = ProgramSteps(
+                self.name, self._make_table, self.optimizer
+            )
+            vars(self)["_program_steps"] = program_steps
+            weights = [TableOnTPU.create(program_steps, table)]
+        self._trainable_weights.extend(weights)
         if not self.optimizer:
             # The patches check that the model's optimizer supports shards.
             patches.ensure("tf_keras_self_training")
@@ -286,6 +361,8 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
         )
 
     def _marks_variable(self) -> tf.Variable:
+        if self._program_steps is not None:
+            return self._trainable_weights[0]
         return self._marks
 
     def _exported_shards(self) -> list[tf.Variable]:
