@@ -70,10 +70,6 @@ NO_KEYS_ON_TPU = Impossible(
     "The rows of a table on a TPU have fixed ids, because the TPU itself looks "
     'them up. Use `engine="host"`.',
 )
-ROWS_ON_TPU = Impossible(
-    "the rows are on the TPU. Save a checkpoint",
-    "The rows are on the TPU. Save a checkpoint, and restore it on the host.",
-)
 LAYER_ON_MESH = Impossible(
     "is not supported on a mesh, because DTensor cannot run the steps",
     "The tables of a `TPUEmbedding` are on the host. "
@@ -185,7 +181,7 @@ SECTIONS["loop"] = Section(
                 "deltas, open vocabulary",
                 tpu=NO_KEYS_ON_TPU,
             ),
-            row("`tlm.export`", tpu=ROWS_ON_TPU),
+            row("`tlm.export`"),
             row("`tlm.export`, open vocabulary", tpu=NO_KEYS_ON_TPU),
             row("checkpoint"),
             row("checkpoint, open vocabulary", tpu=NO_KEYS_ON_TPU),
@@ -213,7 +209,7 @@ SECTIONS["loop"] = Section(
                 ),
             ),
             row("learning rate that is a function"),
-            row("reading a table", tpu=ROWS_ON_TPU),
+            row("reading a table"),
             row(
                 "several local replicas",
                 host=REFERENCE,
@@ -308,7 +304,6 @@ SECTIONS["tpu"] = Section(
             row(
                 "`tlm.export`",
                 mesh=LAYER_ON_MESH,
-                tpu=ROWS_ON_TPU,
             ),
             row("`.keras` file", mesh=LAYER_ON_MESH),
             row("`.weights.h5` file", mesh=LAYER_ON_MESH),
@@ -387,7 +382,6 @@ SECTIONS["tf_keras tpu"] = Section(
             row(
                 "`tlm.export`",
                 mesh=LAYER_ON_MESH,
-                tpu=ROWS_ON_TPU,
             ),
             row(
                 "`.keras` file",

@@ -45,12 +45,13 @@ class TableAccess:
 
         The rows are a `tf.Variable` of shape `[num_rows, dim]`, or a
         `ShardedVariable` if the table is sharded. Outside of `tf.function`, the
-        property first applies a pending pipelined update.
+        property first applies a pending pipelined update. Under `TPUStrategy`,
+        the property first copies the rows of all tables from the TPU. A change
+        of these copies does not change the rows on the TPU.
 
         Raises:
-          RuntimeError: Under `TPUStrategy`, because the rows are on the TPU.
-            While a program writes a SavedModel, the property does not raise
-            this error, because a SavedModel includes all shards.
+          RuntimeError: Under `TPUStrategy`, inside `tf.function` or before
+            `build`.
         """
         self._update_variables("embedding_tables")
         return {
@@ -260,13 +261,16 @@ class TableAccess:
             self.build()
             self._state.backend.before_read()
             return
-        if not tf_private.in_save_context():
+        in_export = tf_private.in_save_context()
+        if not in_export and not tf.executing_eagerly():
             raise RuntimeError(
-                f"Unable to retrieve `{attribute}` under TPUStrategy: the "
-                "rows are on the TPU. Save a checkpoint, and restore it into "
-                "a TPUEmbedding that was created under another strategy."
+                f"`{attribute}` must be read outside tf.function under "
+                "TPUStrategy: the rows are on the TPU, and are copied to the "
+                "host when the attribute is read."
             )
         self._state.check_built(attribute)
+        if not in_export:
+            self._state.backend.retrieve_variables()
 
     def _tables(self):
         return zip(self._state.table_configs, self._state.spec.tables)
