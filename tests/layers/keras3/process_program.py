@@ -51,10 +51,12 @@ CASES = [
     ("generator", REPLICATED),
     ("model without tables", REPLICATED),
     ("order of arrays", REPLICATED),
+    ("rows without a seed", REPLICATED),
+    ("ShardedEmbedding", REPLICATED),
 ]
 # Programs that compute other results with several replicas of one process. The
 # order of arrays is random, and Keras discards batches of a generator.
-WITHOUT_REFERENCE = ("order of arrays", "generator")
+WITHOUT_REFERENCE = ("order of arrays", "generator", "rows without a seed")
 
 
 def last_placement(name: str) -> str:
@@ -327,6 +329,43 @@ def stock(strategy: Any, options: dict[str, Any]) -> Results:
         found |= {
             f"{name} {key}": one for key, one in results_of(model, x, y).items()
         }
+    return found
+
+
+@program("rows without a seed")
+def rows_without_a_seed(
+    strategy: tf.distribute.Strategy, options: dict[str, Any]
+) -> Results:
+    """Returns the initial rows of a closed `ShardedEmbedding`."""
+    del options
+    with strategy.scope():
+        layer = tlm.layers.ShardedEmbedding(5, 2, num_shards=2, optimizer="sgd")
+        layer.build()
+    return {"table/rows": layer.embeddings.numpy()}
+
+
+@program("ShardedEmbedding")
+def closed_table(
+    strategy: tf.distribute.Strategy, options: dict[str, Any]
+) -> Results:
+    """Trains a table with the model's optimizer. The last batch is smaller."""
+    del options
+    random = np.random.default_rng(4)
+    ids = random.integers(0, 9, [2 * BATCH + 4, 2])
+    y = random.standard_normal([len(ids), 2, 3]).astype(np.float32)
+    with strategy.scope():
+        inputs = keras.Input([2], dtype="int64")
+        layer = tlm.layers.ShardedEmbedding(
+            9, 3, optimizer="model", embeddings_initializer="ones"
+        )
+        model = keras.Model(inputs, layer(inputs))
+        model.compile(
+            keras.optimizers.Adam(0.25, clipnorm=0.5), Sum(reduction="sum")
+        )
+    found = results_of(model, ids, y, epochs=1)
+    found["table/rows"] = layer.embeddings.numpy()
+    for name, slot in layer.optimizer.slots.items():
+        found[f"table/{name}"] = slot.numpy()
     return found
 
 

@@ -85,7 +85,14 @@ def test_two_processes_equal_two_replicas_of_one_process(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "how"),
-    cases(("two steps per execution", "data of unknown size", "generator")),
+    cases(
+        (
+            "two steps per execution",
+            "data of unknown size",
+            "generator",
+            "ShardedEmbedding",
+        )
+    ),
 )
 def test_tables_are_bitwise_equal_to_those_of_one_replica(
     name, how, two_processes

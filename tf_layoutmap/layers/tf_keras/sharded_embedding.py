@@ -315,7 +315,7 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
             program_steps = ProgramSteps(
                 self.name, self._make_table, self.optimizer
             )
-            vars(self)["_program_steps"] = program_steps
+            self.__dict__["_program_steps"] = program_steps
             weights = [TableOnTPU.create(program_steps, table)]
         self._trainable_weights.extend(weights)
         if not self.optimizer:
@@ -326,9 +326,9 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
 
     def _add_copied_weight(self) -> None:
         """Adds the table as a weight that the strategy copies to replicas."""
-        # `vars` bypasses Keras' tracking, because the weight is already
+        # `__dict__` bypasses Keras' tracking, because the weight is already
         # tracked.
-        vars(self)["_copied_weight"] = self.add_weight(
+        self.__dict__["_copied_weight"] = self.add_weight(
             name="embeddings",
             shape=(self.input_dim, self.output_dim),
             initializer=self._full_table_initializer(),
