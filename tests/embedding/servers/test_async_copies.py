@@ -6,7 +6,7 @@ import tensorflow as tf
 from tensorflow.python.util import object_identity
 
 from tf_layoutmap.embedding.servers.tables import CopiedCount
-from tf_layoutmap.layers.base.server_tensor import ServerTensor
+from tf_layoutmap.layers.base.tables import ServerTensor
 from tf_layoutmap.vocabulary.sharded_numbers import ShardedNumbers
 
 

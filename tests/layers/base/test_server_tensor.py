@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_layoutmap.layers.base.server_tensor import ServerTensor
+from tf_layoutmap.layers.base.tables import ServerTensor
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Tests a tf_keras `ShardedEmbedding` that several replicas train.
 
-The tests correspond to tests/layers/keras3/test_embedding_replicas.py.
+The tests correspond to tests/layers/test_embedding_replicas.py.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ import tf_keras
 import tf_layoutmap as tlm
 from tests import strategies
 from tests.layers import models
-from tests.layers.keras3 import test_embedding_replicas as keras3
+from tests.layers import test_embedding_replicas as keras3
 from tests.layers.tf_keras import models as tfk
 
 tpu = tf.tpu.experimental.embedding

@@ -216,8 +216,8 @@ class FollowsModel(RowUpdates):
             vars(self)["_step"] = None
 
     @contextlib.contextmanager
-    def settings_on_host(self, program: ReplicatedProgram) -> Iterator[None]:
-        """Context in which `apply_to_rows` is called beside a TPU program."""
+    def _settings_on_host(self, program: ReplicatedProgram) -> Iterator[None]:
+        """Context in which `_update_rows` is called beside a TPU program."""
         step = self._step
         assert step is not None  # The caller is in `applying`.
         vars(self)["_step"] = dataclasses.replace(

@@ -142,7 +142,7 @@ class ProgramSteps:
             self._optimizer.update(tf.IndexedSlices(values, ids))
             return
         by_replica = program.to_host(values)
-        with self._optimizer.settings_on_host(program), program.on_host():
+        with self._optimizer._settings_on_host(program), program.on_host():
             with tf.device(HOST):
                 ids = tf.concat(
                     [
@@ -153,8 +153,8 @@ class ProgramSteps:
                     axis=0,
                 )
                 values = tf.concat(by_replica, axis=0)
-            self._optimizer.apply_to_rows(ids, values)
-        self._optimizer.count_step()
+            self._optimizer._update_rows(ids, values)
+        self._optimizer._count_step()
 
 
 def _replica(program: ReplicatedProgram | None) -> int:

@@ -189,7 +189,7 @@ class RowUpdates(RowOptimizerSaving):
     learning_rate: Any
     _accumulated_ids: Any = None
     _accumulated_gradients_of_ids: Any = None
-    # The learning rate in `settings_on_host`.
+    # The learning rate in `_settings_on_host`.
     _rate_on_host: tf.Tensor | None = None
     # Whether the optimizer of the model determines the rule.
     _follows_model = False
@@ -325,12 +325,7 @@ class RowUpdates(RowOptimizerSaving):
 
     # Steps.
 
-    def update(
-        self,
-        gradient: tf.IndexedSlices | tf.Tensor,
-        *,
-        is_summed: bool = False,
-    ) -> None:
+    def update(self, gradient: tf.IndexedSlices | tf.Tensor) -> None:
         """Applies one step.
 
         If several replicas train, each replica calls this method, and all
@@ -340,13 +335,23 @@ class RowUpdates(RowOptimizerSaving):
           gradient: Gradient of the loss with respect to the table of
             `create_slots`. Rows that the gradient does not contain are not
             changed.
-          is_summed: Whether the gradient was already summed over the replicas.
 
         Raises:
           RuntimeError: If XLA compiles the step, or if a replica calls this
             method where `replica_steps.apply_once` is not supported.
           tf.errors.InvalidArgumentError: If the learning rate is not a finite
             number of at least 0. In this case, no variable is changed.
+        """
+        self._update(gradient, is_summed=False)
+
+    def _update(
+        self, gradient: tf.IndexedSlices | tf.Tensor, *, is_summed: bool
+    ) -> None:
+        """Applies one step; see `update`.
+
+        Args:
+          gradient: As for `update`.
+          is_summed: Whether the gradient was already summed over the replicas.
         """
         self._check_not_in_xla()
         replica_steps.apply_once(
@@ -370,8 +375,8 @@ class RowUpdates(RowOptimizerSaving):
         self.iterations.assign_add(1)
 
     @contextlib.contextmanager
-    def settings_on_host(self, program: ReplicatedProgram) -> Iterator[None]:
-        """Context in which `apply_to_rows` is called beside a TPU program.
+    def _settings_on_host(self, program: ReplicatedProgram) -> Iterator[None]:
+        """Context in which `_update_rows` is called beside a TPU program.
 
         The program computes the learning rate, which may read variables on the
         TPU, and returns it to the host.
@@ -383,11 +388,7 @@ class RowUpdates(RowOptimizerSaving):
         finally:
             vars(self)["_rate_on_host"] = None
 
-    def apply_to_rows(self, ids: tf.Tensor, values: tf.Tensor) -> None:
-        """Applies one step without counting it; see `_update_rows`."""
-        self._update_rows(ids, values)
-
-    def count_step(self) -> None:
+    def _count_step(self) -> None:
         """Counts a step of all replicas; each replica calls this method."""
         context = tf.distribute.get_replica_context()
         if context is None or context.num_replicas_in_sync == 1:

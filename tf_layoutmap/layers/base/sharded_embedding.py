@@ -26,7 +26,6 @@ from tf_layoutmap.embedding import backend
 from tf_layoutmap.embedding.table_to_export import TableToExport
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import (
-    embedding_arguments,
     input_ids,
     key_table,
     model_rules,
@@ -170,7 +169,7 @@ class EmbeddingCore(LayerBase):
         )
         # The number of buckets limits the number of shards, because a bucket of
         # keys is never split between shards.
-        self.num_shards = embedding_arguments.count_shards(
+        self.num_shards = input_ids.count_shards(
             num_shards,
             partitioner,
             settings.num_buckets if settings else self.input_dim,

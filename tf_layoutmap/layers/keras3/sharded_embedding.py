@@ -21,7 +21,6 @@ from tf_layoutmap._core import (
     tf_private,
 )
 from tf_layoutmap.layers.base import (
-    embedding_arguments,
     input_ids,
     keras_version_guard,
     key_table,
@@ -190,7 +189,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         self, inputs: object, *args: object, **kwargs: object
     ) -> object:
         """Calls the layer; see `call` for the arguments."""
-        embedding_arguments.check_inputs(inputs, self.name)
+        input_ids.check_inputs(inputs, self.name)
         if inputs is None or isinstance(inputs, Mapping):
             raise TypeError(
                 "Ids must be one tensor. Received: "

@@ -14,9 +14,8 @@ import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, patches, strategies
 from tf_layoutmap.layers.base import (
-    embedding_arguments,
+    input_ids,
     keras_version_guard,
-    snapshots,
 )
 from tf_layoutmap.layers.base import steps as base_steps
 from tf_layoutmap.layers.base.steps import StepCommitHook
@@ -75,7 +74,7 @@ class StepWeight(TakesGradients, keras.Variable):
 
     def numpy(self) -> np.ndarray:
         """Returns zeros that hold a copy of the tables, for `get_weights`."""
-        return snapshots.marks_with_tables(self._steps)
+        return base_steps.marks_with_tables(self._steps)
 
     def assign(self, value: Any) -> Any:
         """Applies a step to the tables, with a sum of marks as `value`.
@@ -89,7 +88,7 @@ class StepWeight(TakesGradients, keras.Variable):
         """
         optimizer = keras_private.applying_optimizer()
         if optimizer is None:
-            copied = snapshots.tables_in(value)
+            copied = base_steps.tables_in(value)
             if copied is None:
                 raise RuntimeError(
                     base_steps.set_weights_error(self._steps.layer_name)
@@ -255,7 +254,7 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         self, inputs: Features, *args: object, **kwargs: object
     ) -> Any:
         """Calls the layer; only Keras 3 models may call it."""
-        embedding_arguments.check_inputs(inputs, self.name)
+        input_ids.check_inputs(inputs, self.name)
         if not self.built and any(
             one is None for one in tf.nest.flatten([args, kwargs])
         ):

@@ -220,10 +220,12 @@ def legacy_weights(original: Callable[..., Any], layer: Any) -> list[Any]:
                 "or .keras if it is not sharded over processes. Received: "
                 f"layer {layer.name!r}."
             )
-    weights = [*layer.trainable_weights, *layer.non_trainable_weights]
-    if all(isinstance(one, tf.Variable | SelfTrained) for one in weights):
-        return weights
-    return original(layer)
+    if not any(
+        isinstance(one, SelfTrained) and not isinstance(one, tf.Variable)
+        for one in getattr(layer, "weights", ())
+    ):
+        return original(layer)
+    return [*layer.trainable_weights, *layer.non_trainable_weights]
 
 
 def _without_self_trained(variables: Any) -> list[Any]:

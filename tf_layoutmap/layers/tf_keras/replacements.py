@@ -73,7 +73,8 @@ PATCHES: tuple[Patch, ...] = (
         "HDF5_FORMAT",
         "_legacy_weights",
         patches.legacy_weights,
-        "Legacy .h5 files omit tables with an open vocabulary.",
+        "Legacy .h5 files omit tables with an open vocabulary, and saving a "
+        "table with an optimizer raises an error.",
     ),
     construction.patch_of_creation(
         TF_KERAS_EMBEDDINGS, "tf_keras.layers", TF_KERAS

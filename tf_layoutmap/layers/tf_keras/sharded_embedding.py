@@ -20,7 +20,6 @@ from tf_layoutmap.layers.base import (
     keras_version_guard,
     key_table,
     row_gradients,
-    snapshots,
     steps,
     tables,
 )
@@ -85,7 +84,7 @@ class TrainedTable(SelfTrained, ShardedVariable):
     def apply_summed_gradient(self, gradient: Any, optimizer: Any) -> None:
         """Applies a step with a gradient that was summed over the replicas."""
         del optimizer
-        self._optimizer.update(gradient, is_summed=True)
+        self._optimizer._update(gradient, is_summed=True)
 
 
 class TableOnTPU(SelfTrained):
@@ -195,7 +194,7 @@ class OpenTable(SelfTrained, row_gradients.OpenRows):
 
     def numpy(self, **kwargs: Any) -> np.ndarray:
         """Returns the rows, with a copy of the keys, for `get_weights`."""
-        return snapshots.marks_with_tables(self._table, super().numpy(**kwargs))
+        return steps.marks_with_tables(self._table, super().numpy(**kwargs))
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Restores the table from the copy that an array holds.
@@ -204,7 +203,7 @@ class OpenTable(SelfTrained, row_gradients.OpenRows):
           RuntimeError: If the array is not a result of `numpy`.
         """
         del args, kwargs
-        copied = snapshots.tables_in(value)
+        copied = steps.tables_in(value)
         if copied is None:
             raise RuntimeError(steps.set_weights_error(self._table.layer_name))
         self._table.load(copied)

@@ -14,7 +14,7 @@ import tf_keras
 
 from tf_layoutmap._core import patches, tf_keras_private, tf_private
 from tf_layoutmap.embedding.table_variable import strategy_in_scope
-from tf_layoutmap.layers.base import keras_version_guard, key_table, snapshots
+from tf_layoutmap.layers.base import keras_version_guard, key_table
 from tf_layoutmap.layers.base import steps as base_steps
 from tf_layoutmap.layers.base.steps import EmbeddingSteps
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
@@ -52,7 +52,7 @@ class StepMethods(SelfTrained):
         del args, kwargs
         if self.unlisted_tables() is None:
             return self
-        copied = snapshots.tables_in(value)
+        copied = base_steps.tables_in(value)
         if copied is None:
             raise RuntimeError(
                 base_steps.set_weights_error(self.steps.layer_name)
@@ -68,7 +68,7 @@ class StepMethods(SelfTrained):
         if self.unlisted_tables() is None:
             variable: Any = super()
             return variable.numpy()
-        return snapshots.marks_with_tables(self.steps)
+        return base_steps.marks_with_tables(self.steps)
 
     def missing_gradient_error(self) -> str:
         """Returns the error message for a step without a gradient."""

@@ -1,4 +1,4 @@
-"""Tests a `ShardedEmbedding` that several replicas train.
+"""Tests a `ShardedEmbedding` of Keras 3 that several replicas train.
 
 For the same global batches, a table with an optimizer is bitwise equal for any
 number of replicas, because gradients are summed in the order of the global
