@@ -260,8 +260,8 @@ def export(
         table, a row of a packed table is not finite, `dataset` is passed for an
         object without metrics, or `delta_writer` is a writer of other tables.
         `path` is unchanged.
-      RuntimeError: If the tables are on a TPU, or another thread writes a delta
-        during the export. `path` is unchanged.
+      RuntimeError: If the tables are on a TPU and were not built, or another
+        thread writes a delta during the export. `path` is unchanged.
       OSError: If the SavedModel cannot be written. `path` is unchanged. On a
         file system that is not local, an existing SavedModel at `path` may
         already be removed.

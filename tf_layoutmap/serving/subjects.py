@@ -21,7 +21,7 @@ def tables_of(subject: Any) -> list[TableToExport]:
 
     Raises:
       TypeError: If `subject` has no tables.
-      RuntimeError: If tables are on a TPU.
+      RuntimeError: If tables are on a TPU and were not built.
       ValueError: If a layer is not built.
     """
     if isinstance(subject, TPUEmbedding):
