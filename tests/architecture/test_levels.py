@@ -95,6 +95,7 @@ LEVELS = {
     "embedding.build_shapes": 5,
     "embedding.inputs": 5,
     "embedding.packing": 5,
+    "embedding.processes": 5,
     "embedding.replicas": 5,
     "embedding.steps": 5,
     "embedding.stock_lookup": 5,

@@ -23,7 +23,7 @@ from tf_layoutmap._core import files, slice_specs, tf_private
 from tf_layoutmap.deltas import base as base_file
 from tf_layoutmap.deltas.served import chain, storage
 from tf_layoutmap.deltas.served.chain import Delta, Meta, Position
-from tf_layoutmap.embedding.host import processes
+from tf_layoutmap.embedding import processes
 from tf_layoutmap.embedding.host.changes import TableChanges
 
 Array = np.ndarray[Any, Any]

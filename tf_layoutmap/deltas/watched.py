@@ -12,10 +12,10 @@ from tf_layoutmap._core import checks
 from tf_layoutmap.deltas import weights
 from tf_layoutmap.deltas.mark import Table
 from tf_layoutmap.deltas.served.chain import Meta
+from tf_layoutmap.embedding import processes
 from tf_layoutmap.embedding.backend import EngineBackend, EngineChanges
 from tf_layoutmap.embedding.configs import open_tables
 from tf_layoutmap.embedding.divided.tables import DividedTable
-from tf_layoutmap.embedding.host import processes
 from tf_layoutmap.embedding.servers.changes import ServerChanges
 from tf_layoutmap.embedding.table_access import TableAccess
 

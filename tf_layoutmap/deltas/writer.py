@@ -24,10 +24,13 @@ from tf_layoutmap.deltas import delta_files, mark, parts, watched
 from tf_layoutmap.deltas import weights as model_weights
 from tf_layoutmap.deltas.served import chain, storage
 from tf_layoutmap.deltas.served.chain import Delta, Meta, Position
-from tf_layoutmap.deltas.weights import BaseGraph, ModelWeights, Weight
-from tf_layoutmap.embedding import checkpointing
+from tf_layoutmap.deltas.weights import (
+    BaseGraph,
+    ModelWeights,
+    Weight,
+)
+from tf_layoutmap.embedding import checkpointing, processes
 from tf_layoutmap.embedding.divided.tables import DividedTable
-from tf_layoutmap.embedding.host import processes
 from tf_layoutmap.vocabulary import bucket_layout, checkpoint_files, state
 
 if TYPE_CHECKING:

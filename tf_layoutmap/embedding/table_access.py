@@ -14,10 +14,9 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.embedding import inputs, tables, tpu_program
+from tf_layoutmap.embedding import inputs, processes, tables, tpu_program
 from tf_layoutmap.embedding.backend import EngineBackend
 from tf_layoutmap.embedding.configs import config
-from tf_layoutmap.embedding.host import processes
 from tf_layoutmap.embedding.state import EmbeddingState
 from tf_layoutmap.embedding.table_to_export import TableToExport
 from tf_layoutmap.vocabulary import kept_strings, key_rows, state

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.deltas.writer import DeltaWriter
-from tf_layoutmap.embedding.host import processes
+from tf_layoutmap.embedding import processes
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.table_to_export import TableToExport
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding

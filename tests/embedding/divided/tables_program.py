@@ -19,7 +19,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests.embedding.divided import checkpoints
 from tests.embedding.divided import deltas_program as plan
-from tf_layoutmap.embedding.divided import group
+from tf_layoutmap.embedding.divided import row_transfer
 from tf_layoutmap.serving import sources
 
 ASYNC = tf.train.CheckpointOptions(enable_async=True)
@@ -121,7 +121,7 @@ def main(folder):
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     # With these small limits, tables are transferred in several blocks.
-    group._CHUNK, sources.BLOCK_BYTES = 8, 32
+    row_transfer._CHUNK, sources.BLOCK_BYTES = 8, 32
     with strategy.scope():
         one = plan.embedding(over_processes="sharded")
     step = plan.train_step(one, strategy)

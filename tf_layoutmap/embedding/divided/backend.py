@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import ops
 from tf_layoutmap.embedding import inputs as embedding_inputs
-from tf_layoutmap.embedding import replicas, steps
+from tf_layoutmap.embedding import processes, replicas, steps
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.divided import (
@@ -36,17 +36,16 @@ from tf_layoutmap.embedding.divided import (
 )
 from tf_layoutmap.embedding.divided import tables as divided_tables
 from tf_layoutmap.embedding.divided import vocabulary as divided_vocabulary
-from tf_layoutmap.embedding.divided.group import Group
 from tf_layoutmap.embedding.host import (
     changes,
     engine,
     multi_process,
     process_checks,
-    processes,
 )
 from tf_layoutmap.embedding.host import resizing as host_resizing
 from tf_layoutmap.embedding.host.backend import HostBackend
 from tf_layoutmap.embedding.host.engine import HostEngine, OpenLookup
+from tf_layoutmap.embedding.processes import Processes
 from tf_layoutmap.vocabulary import key_rows, key_tensors, state
 
 
@@ -73,7 +72,7 @@ class DividedEngine(HostEngine):
         self,
         spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]],
-        group: Group,
+        group: Processes,
         *,
         is_pipelined: bool,
         out_of_range: str,
@@ -451,10 +450,15 @@ class DividedBackend(HostBackend):
             rounding_seed=rounding_seed,
         )
         self._gradient_aggregation = gradient_aggregation
-        self._owners = Group(strategy_replicas.strategy)
-        self._tables = divided_tables.DividedTables(
-            self._owners, strategy_replicas.strategy
-        )
+        self._owners = processes.of_strategy(strategy_replicas.strategy)
+        if self._owners.num_local > 1:
+            raise NotImplementedError(
+                'Argument `over_processes` must be "replicated" if a process '
+                "has several devices, because a process that owns a shard must "
+                'have one replica. Received: "sharded" with the devices '
+                f"{strategy_replicas.strategy.extended.worker_devices}."
+            )
+        self._tables = divided_tables.DividedTables(self._owners)
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
         """Creates the variables of this process."""

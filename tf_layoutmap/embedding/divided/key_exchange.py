@@ -24,8 +24,8 @@ from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.configs import open_tables as open_specs
 from tf_layoutmap.embedding.divided import shard_keys
-from tf_layoutmap.embedding.divided.group import Group
 from tf_layoutmap.embedding.host import engine, open_tables, process_checks
+from tf_layoutmap.embedding.processes import Processes
 from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.vocabulary import key_tensors, state
 from tf_layoutmap.vocabulary.sharded_numbers import KIND
@@ -59,7 +59,7 @@ class KeyExchange:
         self,
         spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]],
-        group: Group,
+        group: Processes,
         handle: tf.Tensor,
         own_keys: shard_keys.ShardKeys,
         plan_attrs: dict[str, Any],

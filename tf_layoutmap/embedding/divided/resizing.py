@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from tf_layoutmap.embedding import processes
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.configs import open_tables as open_specs
 from tf_layoutmap.embedding.divided import vocabulary as divided_vocabulary
 from tf_layoutmap.embedding.divided.tables import DividedTable
-from tf_layoutmap.embedding.host import processes
 from tf_layoutmap.embedding.host import resizing as host_resizing
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import conversion as vocabulary_conversion

@@ -31,9 +31,9 @@ from tf_layoutmap.embedding import steps
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.divided import key_exchange
-from tf_layoutmap.embedding.divided.group import Group
 from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.host import engine, multi_process, process_checks
+from tf_layoutmap.embedding.processes import Processes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -357,7 +357,7 @@ class StepExchange:
         spec: config.EmbeddingSpec,
         local_spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]],
-        group: Group,
+        group: Processes,
         order: Order,
         *,
         out_of_range: str,

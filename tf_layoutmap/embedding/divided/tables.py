@@ -28,11 +28,11 @@ from tf_layoutmap._core import files, patches, paths, slice_specs, tf_private
 from tf_layoutmap.deltas.served import storage
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.configs import config
-from tf_layoutmap.embedding.divided.group import (
-    Group,
+from tf_layoutmap.embedding.divided.row_transfer import (
     RowTransfer,
     replaced_message,
 )
+from tf_layoutmap.embedding.processes import Processes
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import bucket_layout, checkpoint_files
 
@@ -617,10 +617,10 @@ class DividedTables:
       transfer: Transfer of rows between the processes.
     """
 
-    def __init__(self, group: Group, strategy: Any):
+    def __init__(self, group: Processes):
         """Stores the processes, and patches TensorFlow's saver."""
         self._group = group
-        self.transfer = RowTransfer(group, strategy)
+        self.transfer = RowTransfer(group)
         patches.ensure("sharded_tables")
 
     def create(self, spec: config.EmbeddingSpec) -> dict[str, dict[str, Any]]:

@@ -19,12 +19,11 @@ from tf_layoutmap import partition
 from tf_layoutmap._core import checks, tf_private
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.divided import tables as divided_tables
-from tf_layoutmap.embedding.divided.group import (
-    Group,
+from tf_layoutmap.embedding.divided.row_transfer import (
     RowTransfer,
     replaced_message,
 )
-from tf_layoutmap.embedding.host import processes
+from tf_layoutmap.embedding.processes import Processes
 from tf_layoutmap.vocabulary import bucket_layout, key_rows, state
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.sharded_numbers import KIND, STEP
@@ -35,7 +34,7 @@ Array = np.ndarray[Any, Any]
 def create_variables(
     vocabulary: OpenVocabulary,
     table: str,
-    group: Group,
+    group: Processes,
     transfer: RowTransfer,
 ) -> dict[str, Any]:
     """Creates the variables of an empty vocabulary.
@@ -252,7 +251,7 @@ class DividedVocabulary(state.Vocabulary):
         self,
         *arguments: Any,
         find_own: Callable[[Array], Array],
-        find_group: Callable[[], processes.Processes],
+        find_group: Callable[[], Processes],
     ):
         """Creates the object; see `Vocabulary`.
 
@@ -268,7 +267,7 @@ class DividedVocabulary(state.Vocabulary):
         self._find_group = find_group
 
     @property
-    def _group(self) -> processes.Processes:
+    def _group(self) -> Processes:
         return self._find_group()
 
     def keys(self) -> tf.Tensor:

@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap.embedding import processes
 from tf_layoutmap.embedding.configs import config
-from tf_layoutmap.embedding.host import processes
 
 # Fields of a table that may differ between processes. Only the first process
 # calls `on_evict`. All copies of a table start with the initial values of the

@@ -15,14 +15,13 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tf_layoutmap._core.strategies import HOST
-from tf_layoutmap.embedding import replicas, tables
+from tf_layoutmap.embedding import processes, replicas, tables
 from tf_layoutmap.embedding import steps as step_gradients
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.host import (
     batches,
     changes,
     multi_process,
-    processes,
     resizing,
     step_strings,
 )

@@ -15,14 +15,14 @@ the process that passed the value.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.embedding import inputs as embedding_inputs
-from tf_layoutmap.embedding import tables
+from tf_layoutmap.embedding import processes, tables
 from tf_layoutmap.embedding.host import process_checks
 from tf_layoutmap.embedding.host.engine import HostEngine, OpenLookup
 from tf_layoutmap.embedding.replicas import Replicas
@@ -104,13 +104,9 @@ def fingerprint(written: key_rows.RowsToWrite, first: int = 0) -> int:
 _NUM_SIZES = 6
 
 
-def all_gather(values: tf.Tensor) -> tf.Tensor:
-    """Returns the values of all replicas, concatenated along axis 0.
-
-    The collective has no timeout. With a timeout, TensorFlow would start a
-    thread that sleeps until the timeout, also if the collective has ended.
-    """
-    return tf.distribute.get_replica_context().all_gather(values, axis=0)
+# Function that gathers the values of all replicas, such as
+# `Processes.all_gather_of_replicas`.
+Gather = Callable[[tf.Tensor], tf.Tensor]
 
 
 def _size(tensor: tf.Tensor) -> tf.Tensor:
@@ -123,7 +119,14 @@ def _form(feature: embedding_inputs.FeatureIds) -> int:
     return 0 if feature.splits.shape[0] == 0 else 1
 
 
-def gather_inputs(features, training, restores, writes, num_replicas: int):
+def gather_inputs(
+    all_gather: Gather,
+    features: Sequence[embedding_inputs.FeatureIds],
+    training: tf.Tensor,
+    restores: tf.Tensor,
+    writes: tf.Tensor,
+    num_replicas: int,
+):
     """Gathers the inputs of all replicas on each replica.
 
     Returns:
@@ -150,12 +153,12 @@ def gather_inputs(features, training, restores, writes, num_replicas: int):
         for one in features
         for values in (one.ids, one.splits)
     ]
-    integers = _gathered(integers)
+    integers = _gathered(all_gather, integers)
     # All processes run the same program. Therefore either all processes have
     # weights for a feature, or no process has weights.
     has_weights = any(one.weights.shape[0] != 0 for one in features)
     weights = (
-        _gathered([one.weights for one in features])
+        _gathered(all_gather, [one.weights for one in features])
         if has_weights
         else _Reader(tf.zeros([0]))
     )
@@ -212,7 +215,12 @@ def gather_inputs(features, training, restores, writes, num_replicas: int):
     return gathered, sizes[:, 1], sizes[:, 2]
 
 
-def gather_gradients(gradients, hyperparameters, num_replicas: int):
+def gather_gradients(
+    all_gather: Gather,
+    gradients: Sequence[tf.Tensor],
+    hyperparameters: Sequence[tf.Tensor],
+    num_replicas: int,
+):
     """Gathers gradients and hyperparameters of all replicas.
 
     Returns:
@@ -222,7 +230,8 @@ def gather_gradients(gradients, hyperparameters, num_replicas: int):
         tf.stack([tf.shape(one, tf.int64)[0] for one in gradients])[tf.newaxis]
     )
     values = _gathered(
-        [tf.reshape(one, [-1]) for one in [*gradients, *hyperparameters]]
+        all_gather,
+        [tf.reshape(one, [-1]) for one in [*gradients, *hyperparameters]],
     )
     gathered = []
     for replica in range(num_replicas):
@@ -248,7 +257,7 @@ def gather_gradients(gradients, hyperparameters, num_replicas: int):
     return gathered
 
 
-def _gathered(vectors: list[tf.Tensor]) -> _Reader:
+def _gathered(all_gather: Gather, vectors: list[tf.Tensor]) -> _Reader:
     """Gathers vectors of all replicas, and returns a reader of the values.
 
     One element is added to the vectors of each replica, because TensorFlow's op
@@ -303,9 +312,8 @@ class WorkerEngine(HostEngine):
             **options,
         )
         self._replicas = strategy_replicas
-        self._num_local = len(
-            strategy_replicas.strategy.extended.worker_devices
-        )
+        self._group = processes.of_strategy(strategy_replicas.strategy)
+        self._num_local = self._group.num_local
         self._checks_ids = options.get("out_of_range", "error") == "error"
         self.restores = RestoreCounter()
         self.writes = WriteRecord()
@@ -350,6 +358,7 @@ class WorkerEngine(HostEngine):
     def _gather_checked(self, training, features):
         """Returns gathered `(training, features)` tuples, and the checks."""
         gathered, restores, writes = gather_inputs(
+            self._group.all_gather_of_replicas,
             features,
             tf.convert_to_tensor(training, tf.bool),
             self.restores.value(),
@@ -391,7 +400,10 @@ class WorkerEngine(HostEngine):
     ):
         """Applies the gradients of this replica and of other processes."""
         gathered = gather_gradients(
-            gradients, hyperparameters, self._replicas.num_replicas
+            self._group.all_gather_of_replicas,
+            gradients,
+            hyperparameters,
+            self._replicas.num_replicas,
         )
         with tf.control_dependencies(self._check_rates(gathered)):
             for other in self._replicas.handled_by(replica):
@@ -443,7 +455,12 @@ class WorkerEngine(HostEngine):
         gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Stores the gradients of this replica and of other processes."""
-        gathered = gather_gradients(gradients, [], self._replicas.num_replicas)
+        gathered = gather_gradients(
+            self._group.all_gather_of_replicas,
+            gradients,
+            [],
+            self._replicas.num_replicas,
+        )
         marks = {
             other: super(WorkerEngine, self).follow(
                 other, lookup, gathered[other][0]
@@ -463,7 +480,10 @@ class WorkerEngine(HostEngine):
     ):
         """Applies the gradients that the marks of all replicas represent."""
         gathered = gather_gradients(
-            [marks], hyperparameters, self._replicas.num_replicas
+            self._group.all_gather_of_replicas,
+            [marks],
+            hyperparameters,
+            self._replicas.num_replicas,
         )
         with tf.control_dependencies(self._check_rates(gathered)):
             for other in self._replicas.handled_by(replica):

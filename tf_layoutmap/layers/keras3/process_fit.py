@@ -26,7 +26,7 @@ from tf_layoutmap._core import (
     tf_private,
     user_warnings,
 )
-from tf_layoutmap.embedding.host import processes
+from tf_layoutmap.embedding import processes
 
 
 def enable_in_processes() -> None:
