@@ -100,6 +100,8 @@ LEVELS = {
     "embedding.steps": 5,
     "embedding.stock_lookup": 5,
     "embedding.tpu_program": 5,
+    "embedding.resizing": 6,
+    "embedding.table_store": 6,
     "embedding.table_variable": 6,
     "embedding.tables": 6,
     "embedding.serving": 6,

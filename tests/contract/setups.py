@@ -8,7 +8,6 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tf_layoutmap.embedding import tables
 from tf_layoutmap.partition import FixedShardsPartitioner
 
 tpu = tf.tpu.experimental.embedding
@@ -218,10 +217,7 @@ def gradients(activations):
 
 def full_value(variable):
     """Returns all rows of a table, a slot variable, or another variable."""
-    if hasattr(variable, "block"):  # Sharded over processes.
-        return np.asarray(variable.numpy())
-    shards = [np.asarray(one.numpy()) for one in tables.shards_of(variable)]
-    return shards[0] if len(shards) == 1 else np.concatenate(shards)
+    return np.asarray(variable.numpy())
 
 
 def variables(one):

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests import strategies
-from tf_layoutmap.embedding import inputs, tables
+from tf_layoutmap.embedding import inputs, table_store, tables
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.partition import FixedShardsPartitioner
 from tf_layoutmap.sharded import ShardedVariable
@@ -19,9 +19,10 @@ def create(optimizer=None, *, num_shards=None, num_rows=10, **settings):
     spec, _ = config.read_feature_config(
         inputs.flatten_with_paths(tpu.FeatureConfig(table)), optimizer
     )
-    return tables.create_tables(
-        spec, num_shards and FixedShardsPartitioner(num_shards)
-    )["words"]
+    store = table_store.HostStore(
+        num_shards and FixedShardsPartitioner(num_shards)
+    )
+    return store.create(spec)["words"]
 
 
 def rows_by_number(shape, shard_info=None, dtype=None):
@@ -95,7 +96,7 @@ def test_a_partitioner_of_columns_raises():
         [("", tpu.FeatureConfig(tpu.TableConfig(4, 2, name="words")))], None
     )
     with pytest.raises(ValueError, match=r"rows only.*'words'"):
-        tables.create_tables(spec, lambda shape, dtype: [1, 2])
+        table_store.HostStore(lambda shape, dtype: [1, 2]).create(spec)
 
 
 def test_tables_are_not_mirrored():

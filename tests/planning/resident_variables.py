@@ -8,8 +8,6 @@ def variables_of(embedding):
     variables = {id(one): one for one in embedding.variables}
     for by_name in embedding._variables.values():
         for value in by_name.values():
-            for part in getattr(value, "copies", None) or tables.shards_of(
-                value
-            ):
+            for part in tables.shards_of(value):
                 variables[id(part)] = part
     return list(variables.values())

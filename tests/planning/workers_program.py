@@ -88,11 +88,9 @@ def resident_bytes(embedding):
     found = collections.Counter()
     for by_name in embedding._variables.values():
         for name, value in by_name.items():
-            # A sharded table has the rows of this process in `block`.
-            blocks = [value.block] if hasattr(value, "block") else None
-            for block in blocks or tables.shards_of(value):
+            for shard in tables.shards_of(value):
                 part = "weights" if name == "parameters" else "slot variables"
-                found[part] += block.numpy().nbytes
+                found[part] += shard.numpy().nbytes
     return dict(found)
 
 

@@ -103,7 +103,7 @@ def found_in(embeddings):
                     int(copy[0])
                     for copy in embeddings._variables[name][
                         "vocabulary_numbers"
-                    ].copies
+                    ].variables
                 }
             )
             for name in ("words", "stream")

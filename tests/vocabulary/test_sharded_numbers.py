@@ -25,7 +25,7 @@ def test_totals_are_read(numbers):
 def test_assigned_totals_are_read_again_and_each_shard_continues(numbers):
     numbers.assign([9, 1, 20, 30])
     np.testing.assert_array_equal(numbers.numpy(), [9, 1, 20, 30])
-    for one in numbers.copies:
+    for one in numbers.variables:
         assert one.numpy()[:2].tolist() == [9, 1]
 
 

@@ -138,7 +138,7 @@ class TableAccess:
         """Returns access to the rows of a table with an open vocabulary."""
         backend = cast(EngineBackend, self._state.backend)
         spec = self._state.spec.tables[table]
-        slots = spec.optimizer.slots if spec.optimizer else ()
+        slots = spec.slots
 
         def shards() -> list[tuple[list[Any], list[Any]]]:
             backend.before_read()

@@ -79,7 +79,7 @@ def largest_shard(
       by_segment: Whether shards of an open vocabulary consist of complete
         segments, as on servers and in processes that share a table.
     """
-    slots = table.optimizer.slots if table.optimizer else ()
+    slots = table.slots
     slot_row = 4 * sum(slot.dim(table.dim) for slot in slots)
     row = (2 if table.is_half else 4) * table.dim
     # The number of updates of a table with 16-bit rows, an int64.

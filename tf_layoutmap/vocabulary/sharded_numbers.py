@@ -21,17 +21,17 @@ class SavedAsOne(tf_private.Trackable):
     """int64 variables of several shards that a checkpoint contains as one.
 
     Attributes:
-      copies: One variable per shard, all of the same shape.
+      variables: One variable per shard, all of the same shape.
       shape: Shape of each variable.
       dtype: int64.
     """
 
     dtype = tf.int64
 
-    def __init__(self, copies: list[Any]):
+    def __init__(self, variables: list[Any]):
         """Stores the variables, at least one."""
-        self.copies = copies
-        self.shape = copies[0].shape
+        self.variables = variables
+        self.shape = variables[0].shape
 
     def numpy(self) -> Any:
         """Returns the value that a checkpoint contains."""
@@ -45,11 +45,11 @@ class SavedAsOne(tf_private.Trackable):
         self, object_map: MutableMapping[Any, Any]
     ) -> None:
         # An asynchronous save writes the copies of the variables.
-        for one in self.copies:
+        for one in self.variables:
             one._copy_trackable_to_cpu(object_map)
         if self not in object_map:
             object_map[self] = type(self)(
-                [object_map[one] for one in self.copies]
+                [object_map[one] for one in self.variables]
             )
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
@@ -69,21 +69,21 @@ class ShardedNumbers(SavedAsOne):
     as for a vocabulary with one shard.
 
     Attributes:
-      copies: One variable `[num_numbers]` int64 per shard.
+      variables: One variable `[num_numbers]` int64 per shard.
       shape: `[num_numbers]`.
       dtype: int64.
     """
 
     def __getitem__(self, index: int) -> tf.Tensor:
         """Returns one number as a tensor."""
-        found = tf.stack([one[index] for one in self.copies])
+        found = tf.stack([one[index] for one in self.variables])
         return (tf.reduce_max if index in (STEP, KIND) else tf.reduce_sum)(
             found
         )
 
     def numpy(self) -> Array:
         """Returns all numbers."""
-        found = np.stack([one.numpy() for one in self.copies])
+        found = np.stack([one.numpy() for one in self.variables])
         values = found.sum(0)
         # The maximum is used, because a step that failed on one server is
         # already counted on the other servers.
@@ -100,7 +100,7 @@ class ShardedNumbers(SavedAsOne):
         values = tf.cast(values, tf.int64)
         is_count = tf.range(tf.size(values)) > KIND
         uncounted = tf.where(is_count, tf.zeros_like(values), values)
-        for shard, one in enumerate(self.copies):
+        for shard, one in enumerate(self.variables):
             one.assign(uncounted if shard else values)
 
     def _trackable_children(
@@ -115,5 +115,5 @@ class ShardedNumbers(SavedAsOne):
         return (
             {}
             if save_type == "checkpoint"
-            else {str(shard): one for shard, one in enumerate(self.copies)}
+            else {str(shard): one for shard, one in enumerate(self.variables)}
         )

@@ -651,7 +651,7 @@ class Vocabulary(sampling.KeyCounts):
             return [sampling.CountedShards(lanes, numbers)]
         return [
             sampling.CountedShards([[one] for one in shard], copy)
-            for *shard, copy in zip(*lanes, numbers.copies)
+            for *shard, copy in zip(*lanes, numbers.variables)
         ]
 
     def _count_keys(self) -> int:

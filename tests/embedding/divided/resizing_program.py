@@ -22,9 +22,9 @@ from tests.embedding.divided import checkpoints
 from tests.embedding.divided.keys_program import contents, error_of
 from tests.embedding.divided.tables_program import table_of
 from tests.embedding.host import open_tables_program as plan
-from tf_layoutmap.embedding.divided import resizing
+from tf_layoutmap.embedding import resizing
 from tf_layoutmap.embedding.divided.backend import DividedBackend
-from tf_layoutmap.embedding.divided.tables import DividedTable
+from tf_layoutmap.embedding.divided.tables import DividedTable, ProcessStore
 from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
 CAPACITY = 300
@@ -62,7 +62,7 @@ def failed_calls(embedding, strategy, worker):
             1, DividedTable, "empty_array"
         ),
         "no memory for tables": lambda: without_memory(
-            1, DividedBackend, "_create_tables_of"
+            1, ProcessStore, "create"
         ),
         "no memory for rows": lambda: without_memory(1, resizing, "known_size"),
         "no memory for an engine": lambda: without_memory(
@@ -119,7 +119,7 @@ def main(folder):
     folder = pathlib.Path(folder)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
-    resizing._MAX_VALUES = 3 * ROWS_AT_ONCE
+    ProcessStore.values_per_read = 3 * ROWS_AT_ONCE
     with strategy.scope():
         embedding = plan.embedding(over_processes="sharded")
     embedding.build()

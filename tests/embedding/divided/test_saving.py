@@ -10,7 +10,7 @@ from benchmarks import divided_tables
 from tests.files import snapshots
 from tf_layoutmap import partition
 from tf_layoutmap._core import patches
-from tf_layoutmap.embedding.divided import tables
+from tf_layoutmap.embedding.divided import saving, tables
 
 SHAPE = (11, 3)
 
@@ -67,7 +67,7 @@ def key_of(name):
 def test_a_table_is_one_tensor_for_any_part_size(
     tmp_path, monkeypatch, dtype, part_bytes
 ):
-    monkeypatch.setattr(tables, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(saving, "PART_BYTES", part_bytes)
     one, two = (
         CountingTable(dtype),
         CountingTable(dtype, seed=1, rows_at_once=5),
@@ -116,7 +116,7 @@ def test_a_table_of_another_size_is_not_restored(tmp_path, dtype):
 
 
 def test_only_one_part_is_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "PART_BYTES", 64)
+    monkeypatch.setattr(saving, "PART_BYTES", 64)
     sizes = []
     write = tf.raw_ops.SaveV2
 
@@ -134,8 +134,8 @@ def test_only_one_part_is_in_memory(tmp_path, monkeypatch):
 
 
 def test_a_large_checkpoint_has_larger_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "PART_BYTES", 1)
-    monkeypatch.setattr(tables, "_MOST_PARTS", 2)
+    monkeypatch.setattr(saving, "PART_BYTES", 1)
+    monkeypatch.setattr(saving, "_MOST_PARTS", 2)
     count = 0
     write = tf.raw_ops.SaveV2
 
@@ -166,7 +166,7 @@ def test_an_error_leaves_the_old_file_and_gathers_all_rows(
     path = str(tmp_path / "saved")
     before = CountingTable()
     tf.train.Checkpoint(table=before.table).write(path)
-    monkeypatch.setattr(tables, "PART_BYTES", 30)
+    monkeypatch.setattr(saving, "PART_BYTES", 30)
 
     def raise_disk_full(**arguments):
         raise tf.errors.ResourceExhaustedError(None, None, "disk full")
@@ -190,7 +190,7 @@ def test_one_checkpoint_is_complete_after_any_file_operation(
     tmp_path, monkeypatch, part_bytes
 ):
     """Replaces checkpoints of two, three and many files."""
-    monkeypatch.setattr(tables, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(saving, "PART_BYTES", part_bytes)
     source = [CountingTable(seed=0), CountingTable(seed=1)]
     path = tmp_path / "all" / "saved"
     tf.train.Checkpoint(table=source[0].table, other=tf.Variable(0.0)).write(

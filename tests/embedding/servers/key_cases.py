@@ -120,18 +120,11 @@ def values(one):
     found = {}
     for table, by_name in one._variables.items():
         for name, variable in by_name.items():
-            shards = [
-                np.asarray(shard.numpy())
-                for shard in tables.shards_of(variable)
-            ]
-            full = shards[0] if len(shards) == 1 else np.concatenate(shards)
+            full = np.asarray(variable.numpy())
             if name == tables.PARAMETERS and table == "words":
                 # Rows without a key are not compared, because their values are
                 # arbitrary.
-                has_key = one._variables[table]["vocabulary_keys"]
-                has_key = np.concatenate(
-                    [shard.numpy() for shard in tables.shards_of(has_key)]
-                )
+                has_key = one._variables[table]["vocabulary_keys"].numpy()
                 keep = np.append(has_key.ravel() != -(2**63), True)
                 full = full[keep]
             found[f"{table}/{name}"] = full.tobytes()

@@ -5,7 +5,7 @@ from unittest import mock
 
 import tf_layoutmap as tlm
 from tests import strategies
-from tf_layoutmap.embedding import backend
+from tf_layoutmap.embedding import backend, table_store
 from tf_layoutmap.embedding.servers import tables
 
 
@@ -17,12 +17,13 @@ def servers(num_servers: int, num_shards: int | None = None):
 
     def init(self, strategy, partitioner):
         del strategy
+        table_store.TableStore.__init__(self, partitioner or shards)
         self.devices = [f"/device:CPU:{one}" for one in range(num_servers)]
-        self.partitioner = partitioner or shards
         self._placement = tables.Placement(num_servers)
+        self._servers_of_table = {}
 
     with (
         mock.patch.object(backend, "choose_engine", lambda *_: "servers"),
-        mock.patch.object(tables.ServerTables, "__init__", init),
+        mock.patch.object(tables.ServerStore, "__init__", init),
     ):
         yield

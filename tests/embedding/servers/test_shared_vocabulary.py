@@ -35,8 +35,7 @@ def both(capacity=64, *, num_servers=2, num_shards=3, **options):
 
 
 def full_value(variable):
-    shards = [np.asarray(one.numpy()) for one in tables.shards_of(variable)]
-    return shards[0] if len(shards) == 1 else np.concatenate(shards)
+    return np.asarray(variable.numpy())
 
 
 def values(one):

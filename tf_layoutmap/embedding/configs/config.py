@@ -82,6 +82,11 @@ class TableSpec:
         return self.dtype != "float32"
 
     @property
+    def slots(self) -> Sequence[optimizer_specs.SlotSpec]:
+        """Slot variables of the optimizer; empty without an optimizer."""
+        return self.optimizer.slots if self.optimizer else ()
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the rows."""
         return (2 if self.is_half else 4) * self.num_rows * self.dim
@@ -89,7 +94,7 @@ class TableSpec:
     @property
     def num_slot_bytes(self) -> int:
         """Bytes of the slot variables, which are float32."""
-        slots = self.optimizer.slots if self.optimizer else ()
+        slots = self.slots
         return 4 * self.num_rows * sum(slot.dim(self.dim) for slot in slots)
 
 

@@ -24,17 +24,16 @@ import tensorflow as tf
 
 from tf_layoutmap._core import ops
 from tf_layoutmap.embedding import inputs as embedding_inputs
-from tf_layoutmap.embedding import processes, replicas, steps
+from tf_layoutmap.embedding import processes, replicas, steps, table_store
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.divided import (
     key_exchange,
-    resizing,
     shard_changes,
     shard_keys,
     step_exchange,
+    tables,
 )
-from tf_layoutmap.embedding.divided import tables as divided_tables
 from tf_layoutmap.embedding.divided import vocabulary as divided_vocabulary
 from tf_layoutmap.embedding.host import (
     changes,
@@ -42,7 +41,6 @@ from tf_layoutmap.embedding.host import (
     multi_process,
     process_checks,
 )
-from tf_layoutmap.embedding.host import resizing as host_resizing
 from tf_layoutmap.embedding.host.backend import HostBackend
 from tf_layoutmap.embedding.host.engine import HostEngine, OpenLookup
 from tf_layoutmap.embedding.processes import Processes
@@ -98,7 +96,8 @@ class DividedEngine(HostEngine):
         self._group = group
         local_variables = {
             name: {
-                key: getattr(one, "block", one) for key, one in by_name.items()
+                key: embedding_tables.shards_of(variable)[0]
+                for key, variable in by_name.items()
             }
             for name, by_name in variables.items()
         }
@@ -440,15 +439,6 @@ class DividedBackend(HostBackend):
                 '"sharded", where each process has one shard of a table. '
                 f"Received: {partitioner!r}."
             )
-        super().__init__(
-            feature_config,
-            spec,
-            strategy_replicas,
-            partitioner=None,
-            is_pipelined=is_pipelined,
-            out_of_range=out_of_range,
-            rounding_seed=rounding_seed,
-        )
         self._gradient_aggregation = gradient_aggregation
         self._owners = processes.of_strategy(strategy_replicas.strategy)
         if self._owners.num_local > 1:
@@ -458,32 +448,25 @@ class DividedBackend(HostBackend):
                 'have one replica. Received: "sharded" with the devices '
                 f"{strategy_replicas.strategy.extended.worker_devices}."
             )
-        self._tables = divided_tables.DividedTables(self._owners)
+        super().__init__(
+            feature_config,
+            spec,
+            strategy_replicas,
+            partitioner=None,
+            is_pipelined=is_pipelined,
+            out_of_range=out_of_range,
+            rounding_seed=rounding_seed,
+        )
 
-    def create_tables(self) -> dict[str, dict[str, Any]]:
-        """Creates the variables of this process."""
-        return self._create_tables_of(self._spec)
-
-    def _create_tables_of(
-        self, spec: config.EmbeddingSpec
-    ) -> dict[str, dict[str, Any]]:
-        """Creates the variables of this process for the tables of a spec."""
-        variables = self._tables.create(spec)
-        for table in spec.tables:
-            if table.vocabulary is not None and table.vocabulary.owner is None:
-                variables[table.name].update(
-                    divided_vocabulary.create_variables(
-                        table.vocabulary.settings,
-                        table.name,
-                        self._owners,
-                        self._tables.transfer,
-                    )
-                )
-        return variables
+    def _make_store(
+        self, partitioner: table_store.Partitioner | None
+    ) -> tables.ProcessStore:
+        del partitioner
+        return tables.ProcessStore(self._owners)
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates an engine that reads and updates the variables."""
-        self._variables = variables
+        self.store = self.store.with_tables(self._spec, variables)
         self.engine = self._make_engine(self._shapes.fix_spec(), variables)
 
     def _make_engine(
@@ -616,29 +599,6 @@ class DividedBackend(HostBackend):
             np.max(group.gather_int64(rows), axis=0),
             group.sum(num_new),
         )
-
-    def _resize_variables(
-        self,
-        spec: config.EmbeddingSpec,
-        table: int,
-        group: processes.Processes | None,
-        call: str,
-    ) -> host_resizing.Resized:
-        """Creates variables with the new capacity, and copies the rows."""
-        assert group is not None
-        with self._replicas.strategy.scope():
-            return resizing.resize(
-                spec,
-                table,
-                self._variables,
-                self._create_tables_of,
-                group,
-                call,
-            )
-
-    def _discard_variables(self, old: dict[str, Any]) -> None:
-        """Frees the memory of the variables that a resize has replaced."""
-        resizing.discard_variables(old)
 
     def watch_changes(self) -> Any:
         """Starts to record which rows of this process are written."""

@@ -1,7 +1,7 @@
 """Replaced names of TensorFlow, for tables that are sharded over processes."""
 
 from tf_layoutmap._core.patch_entry import TENSORFLOW, Patch
-from tf_layoutmap.embedding.divided import tables
+from tf_layoutmap.embedding.divided import saving
 
 GROUP = "sharded_tables"
 
@@ -10,7 +10,7 @@ PATCHES: tuple[Patch, ...] = (
         GROUP,
         "_core.tf_private:TrackableSaver",
         "save",
-        tables.save,
+        saving.save,
         "TensorFlow gathers all tables in memory before it writes the "
         "first table.",
         TENSORFLOW,

@@ -132,7 +132,7 @@ class ShardKeys(open_tables.OpenTables):
           tensors are empty if this process has no shard of the table.
         """
         spec = self._spec.tables[table]
-        slots = spec.optimizer.slots if spec.optimizer else ()
+        slots = spec.slots
         none = [
             tf.zeros([0], tf.int64),
             tf.zeros([0, spec.dim], spec.dtype),

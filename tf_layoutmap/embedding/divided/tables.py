@@ -1,293 +1,32 @@
-"""Tables that are sharded over processes, with their checkpoints.
+"""Tables that are sharded over processes.
 
-In each process, `DividedTable` holds the rows of one shard.
-
-`save` writes a checkpoint without holding all rows in memory. TensorFlow's
-saver reads the values of all tensors before it writes the first tensor.
-Therefore `save` works in three steps:
-
-- TensorFlow's saver writes all other tensors to a temporary file.
-- All processes send their rows to the first process, which writes these rows to
-  several files.
-- TensorFlow merges all files into one checkpoint.
+In each process, `DividedTable` holds the rows of one shard. `ProcessStore`
+creates these objects.
 """
 
 from __future__ import annotations
 
-import functools
-import os
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, Protocol
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap import partition
-from tf_layoutmap._core import files, patches, paths, slice_specs, tf_private
-from tf_layoutmap.deltas.served import storage
-from tf_layoutmap.embedding import tables as embedding_tables
-from tf_layoutmap.embedding.configs import config
+from tf_layoutmap._core import patches, slice_specs, tf_private
+from tf_layoutmap.embedding import table_store, tables
+from tf_layoutmap.embedding.divided import saving
+from tf_layoutmap.embedding.divided.numbers import DividedNumbers
 from tf_layoutmap.embedding.divided.row_transfer import (
     RowTransfer,
     replaced_message,
 )
 from tf_layoutmap.embedding.processes import Processes
 from tf_layoutmap.sharded.routing.checks import known_size
-from tf_layoutmap.vocabulary import bucket_layout, checkpoint_files
 
-# Number of bytes that the first process collects in memory before it writes a
-# file. The value is small because the C library does not return all of this
-# memory to the system. With files of 128 MiB, the process used 300 MB more
-# memory after its first save than before.
-PART_BYTES = 1 << 25
-# Maximum number of files of a checkpoint. If the tables do not fit into this
-# number of files with `PART_BYTES` each, the files become larger.
-_MOST_PARTS = 256
-
-
-class GatherableTable(Protocol):
-    """A table whose rows can be gathered in the first process.
-
-    Attributes:
-      dtype: Dtype of the stored rows.
-      shape: Shape of the unsharded table.
-    """
-
-    dtype: tf.DType
-    shape: tf.TensorShape
-
-    def gather(self) -> Iterator[tuple[int, tf.Tensor]]:
-        """Yields the index of the first row and the values of each block."""
-        ...
-
-    def slice_spec(self, first: int, count: int) -> str:
-        """Returns the slice spec of `count` rows, starting with row `first`."""
-        ...
-
-
-class _PendingTables(threading.local):
-    """The tables that `save` in this thread writes after all other tensors.
-
-    Attributes:
-      tables: List of tables and their checkpoint keys. None if this thread does
-        not run `save`.
-    """
-
-    tables: list[tuple[GatherableTable, str]] | None = None
-
-
-_pending = _PendingTables()
-
-
-def register_table(table: GatherableTable, key: str) -> bool:
-    """Registers a table that `save` writes after all other tensors.
-
-    Args:
-      table: The table.
-      key: Name of the table's tensor in the checkpoint.
-
-    Returns:
-      Whether the table is registered. False if this thread does not run `save`.
-    """
-    if _pending.tables is None:
-        return False
-    _pending.tables.append((table, key))
-    return True
-
-
-def gather_rows(table: GatherableTable) -> tf.Tensor | None:
-    """Returns all rows in the first process, and None in other processes."""
-    blocks = sorted(table.gather(), key=lambda one: one[0])
-    return tf.concat([rows for _, rows in blocks], 0) if blocks else None
-
-
-def save(
-    original: Callable[..., Any],
-    saver: Any,
-    file_prefix: Any,
-    checkpoint_number: Any = None,
-    session: Any = None,
-    options: Any = None,
-) -> Any:
-    """Saves a checkpoint, with sharded tables in several files."""
-    if not tf.executing_eagerly() or not isinstance(
-        file_prefix, (str, os.PathLike)
-    ):
-        return original(saver, file_prefix, checkpoint_number, session, options)
-    target = os.fspath(file_prefix)
-    if checkpoint_number:
-        target = f"{target}-{int(checkpoint_number)}"
-    files = _TableFiles(f"{target}.being-written")
-    _pending.tables = sharded_tables = []
-    try:
-        try:
-            files.run_unless_failed(
-                original, saver, files.aside, None, session, options
-            )
-        finally:
-            _pending.tables = None
-        files.set_total_bytes(
-            sum(
-                table.dtype.size * table.shape.num_elements()
-                for table, _ in sharded_tables
-            )
-        )
-        for table, key in sharded_tables:
-            files.add(table, key)
-        return files.commit(target)
-    finally:
-        files.remove()
-
-
-class _TableFiles:
-    """The temporary files of a checkpoint with sharded tables.
-
-    After an error, the object writes no more files. However, the object still
-    gathers the rows of all tables, because the other processes wait for this
-    process.
-
-    Attributes:
-      aside: Prefix of all file names. The prefix is also the name of the first
-        file, which contains all tensors that are not sharded.
-    """
-
-    def __init__(self, aside: str):
-        """Sets the prefix of the files, without writing a file."""
-        self.aside = aside
-        self._prefixes = [aside]
-        self._error: Exception | None = None
-        self._num_bytes = 0
-        self._most_bytes = PART_BYTES
-        self._slices: list[tuple[str, str, tf.Tensor]] = []
-        # For each file except the first file: name, slice spec and dtype of its
-        # tensors.
-        self._written: list[list[tuple[str, str, tf.DType]]] = []
-
-    def set_total_bytes(self, num_bytes: int) -> None:
-        """Computes the size of a file from the total size of all tables."""
-        self._most_bytes = max(PART_BYTES, num_bytes // _MOST_PARTS)
-
-    def run_unless_failed(
-        self, function: Callable[..., Any], *arguments: Any
-    ) -> None:
-        """Calls a function and stores its error, except after an error."""
-        if self._error is None:
-            try:
-                function(*arguments)
-            except Exception as error:
-                self._error = error
-
-    def add(self, table: GatherableTable, key: str) -> None:
-        """Writes a table. All processes must call this method."""
-        if table.dtype not in tf_private.SLICEABLE_DTYPES:
-            rows = gather_rows(table)
-            if rows is not None:
-                self._slices.append((key, "", rows))
-                self._flush()
-            return
-        for first, rows in table.gather():
-            self._slices.append(
-                (key, table.slice_spec(first, known_size(rows, 0)), rows)
-            )
-            self._num_bytes += rows.dtype.size * int(tf.size(rows))
-            if self._num_bytes >= self._most_bytes:
-                self._flush()
-
-    def commit(self, target: str) -> tf.Tensor:
-        """Merges all files into one checkpoint, and returns its name.
-
-        Raises:
-          Exception: The error of an earlier write, if any write failed.
-          OSError: If the files cannot be renamed.
-        """
-        if self._slices:
-            self._flush()
-        if self._error is not None:
-            raise self._error
-        with tf.device("/cpu:0"):
-            # If the checkpoint has a single file, or its rename would be a copy
-            # that replaces nothing, TensorFlow writes the merged checkpoint
-            # directly to `target`.
-            if len(self._prefixes) == 1 or not (
-                paths.is_local(target) or storage.is_file(f"{target}.index")
-            ):
-                self._merge(target)
-            else:
-                place = checkpoint_files.located(target)
-                in_use = checkpoint_files.counts_in_use(place)
-                while len(self._prefixes) in in_use and len(self._prefixes) > 1:
-                    self._join_last()
-                new = checkpoint_files.located(f"{self.aside}-new")
-                self._merge(new)
-                checkpoint_files.replace_checkpoint(new, place)
-            return tf.constant(target)
-
-    def remove(self) -> None:
-        """Removes the remaining temporary files."""
-        for path in files.with_prefix(self.aside):
-            storage.remove(path)
-
-    def _merge(self, target: str) -> None:
-        tf.raw_ops.MergeV2Checkpoints(
-            checkpoint_prefixes=self._prefixes,
-            destination_prefix=target,
-            delete_old_dirs=False,
-        )
-
-    def _join_last(self) -> None:
-        """Merges the last two files into one file."""
-        first = [_tensors_of(self.aside)] if len(self._prefixes) == 2 else []
-        values: list[tf.Tensor] = []
-        contents: list[tuple[str, str, tf.DType]] = []
-        for prefix, written in zip(
-            self._prefixes[-2:], [*first, *self._written[-2:]]
-        ):
-            names, specs, dtypes = zip(*written)
-            values += tf.raw_ops.RestoreV2(
-                prefix=prefix,
-                tensor_names=list(names),
-                shape_and_slices=list(specs),
-                dtypes=list(dtypes),
-            )
-            contents += written
-        names, specs, _ = zip(*contents)
-        joined = f"{self.aside}-joined-{len(self._prefixes)}"
-        tf.raw_ops.SaveV2(
-            prefix=joined,
-            tensor_names=list(names),
-            shape_and_slices=list(specs),
-            tensors=values,
-        )
-        self._prefixes[-2:] = [joined]
-        self._written[-2:] = [contents]
-
-    def _flush(self) -> None:
-        names, specs, values = zip(*self._slices)
-        self._slices, self._num_bytes = [], 0
-        self._written.append(
-            [
-                (name, spec, value.dtype)
-                for name, spec, value in zip(names, specs, values)
-            ]
-        )
-        self._prefixes.append(f"{self.aside}-{len(self._prefixes)}")
-        with tf.device("/cpu:0"):
-            self.run_unless_failed(
-                functools.partial(
-                    tf.raw_ops.SaveV2,
-                    prefix=self._prefixes[-1],
-                    tensor_names=list(names),
-                    shape_and_slices=list(specs),
-                    tensors=list(values),
-                )
-            )
-
-
-def _tensors_of(prefix: str) -> list[tuple[str, str, tf.DType]]:
-    """Returns name, slice spec and dtype of all tensors in a checkpoint."""
-    dtypes = storage.open_checkpoint(prefix).get_variable_to_dtype_map()
-    return [(name, "", tf.as_dtype(dtypes[name])) for name in sorted(dtypes)]
+Array = np.ndarray[Any, Any]
 
 
 class DividedTable(tf_private.Trackable):
@@ -311,6 +50,7 @@ class DividedTable(tf_private.Trackable):
       block: `tf.Variable` of shape `[len(rows), dim]` with the rows of this
         process. If the process has no rows, `block` has one row that is never
         read.
+      variables: List that contains `block`.
       replaced: Whether a resize has replaced the table. Reads then raise an
         error.
     """
@@ -343,6 +83,7 @@ class DividedTable(tf_private.Trackable):
         )
         self.rows = range(first, first + size)
         self.block = block
+        self.variables = [block]
         self.replaced = False
         self._rank = rank
         self._transfer = transfer
@@ -365,9 +106,9 @@ class DividedTable(tf_private.Trackable):
           RuntimeError: If the method is called inside a `tf.function`.
         """
         self._require_eager("numpy")
-        found = self.empty_array()
-        self.copy_to(found)
-        return found
+        values = self.empty_array()
+        self.copy_to(values)
+        return values
 
     def empty_array(self) -> np.ndarray[Any, Any]:
         """Returns an uninitialized array for all rows."""
@@ -530,7 +271,7 @@ class DividedTable(tf_private.Trackable):
         # An asynchronous save calls this method before it returns. A thread of
         # each process later sends the rows of the copies to the first process.
         if self not in object_map:
-            with tf.init_scope(), tf.device(embedding_tables.HOST):
+            with tf.init_scope(), tf.device(tables.HOST):
                 block = tf_private.ResourceVariable(
                     tf.zeros_like(self.block), trainable=False, name=self.name
                 )
@@ -567,9 +308,9 @@ class _Rows(tf_private.SaveableObject):
 
     def _value(self) -> tf.Tensor | None:
         self._check_no_saved_model()
-        if register_table(self._table, self._key):
+        if saving.register_table(self._table, self._key):
             return None
-        return gather_rows(self._table)
+        return saving.gather_rows(self._table)
 
     def _check_no_saved_model(self):
         # When a program writes a SavedModel, TensorFlow traces the functions
@@ -610,59 +351,127 @@ class _Rows(tf_private.SaveableObject):
         return self._table.block.assign(value)
 
 
-class DividedTables:
-    """A creator of the sharded tables of an embedding.
+class ProcessStore(table_store.TableStore):
+    """The store of tables that are sharded over processes.
+
+    Each process has one part of a table. If a table has fewer parts than there
+    are processes, only the first processes have a part.
 
     Attributes:
-      transfer: Transfer of rows between the processes.
+      group: The processes.
     """
+
+    is_sharded = True
+    values_per_read = 1 << 18
+    _has_segments = True
+    group: Processes
 
     def __init__(self, group: Processes):
         """Stores the processes, and patches TensorFlow's saver."""
-        self._group = group
-        self.transfer = RowTransfer(group)
+        super().__init__(partition.FixedShardsPartitioner(group.size), group)
+        self._only = group.rank
+        self._transfer = RowTransfer(group)
         patches.ensure("sharded_tables")
 
-    def create(self, spec: config.EmbeddingSpec) -> dict[str, dict[str, Any]]:
-        """Creates the variables of this process.
+    def _places(self, rows: Any) -> list[tuple[range, str, int]]:
+        cut = rows.row_partition
+        return [
+            (range(first, first + size), rows.block.device, rank)
+            for rank, (first, size) in enumerate(zip(cut.offsets, cut.sizes))
+        ]
 
-        For a given seed, the initial values equal the rows of an unsharded
-        table in a single process.
+    def _shards_of_part(self, variable: Any, index: int) -> list[Any]:
+        del index
+        return tables.shards_of(variable)
 
-        Returns:
-          `DividedTable` objects in the structure that `tables.create_tables`
-          returns.
+    def _is_here(self, rank: int) -> bool:
+        return rank == self.group.rank
+
+    def collect(self, results: Sequence[Any]) -> list[Any]:
+        """Sends the result of each part to all processes; see `TableStore`."""
+        own = (
+            results[self.group.rank] if self.group.rank < len(results) else None
+        )
+        messages = self.group.gather_bytes(b"" if own is None else _encode(own))
+        return [_decode(message) for message in messages[: len(results)]]
+
+    def rows_by_process(self, table: int) -> list[range]:
+        """Returns the rows that each process holds; see `TableStore`."""
+        rows = self.variables[self.spec.tables[table].name][tables.PARAMETERS]
+        own = [part for part, _, _ in self._places(rows)]
+        end = rows.row_partition.num_rows
+        return own + [range(end, end)] * (self.group.size - len(own))
+
+    @property
+    def _rank(self) -> int:
+        return self.group.rank
+
+    def read_together(
+        self, variables: Mapping[str, Any], call: str
+    ) -> dict[str, Array]:
+        """Returns the full values of variables; see `TableStore`.
+
+        If the memory of one process is too small, all processes raise an error.
         """
-        group = self._group
-        variables = embedding_tables.create_tables(
-            spec, partition.FixedShardsPartitioner(group.size), only=group.rank
+        values: dict[str, Array] = {}
+        with self.group.failing_together(call):
+            values = {
+                name: variable.empty_array()
+                for name, variable in variables.items()
+            }
+        for name, variable in variables.items():
+            variable.copy_to(values[name])
+        return values
+
+    def assign_local(self, variable: Any, values: Array) -> None:
+        """Assigns the rows of this process."""
+        if variable.rows:
+            variable.block.assign(values)
+
+    def discard(self, variables: Iterable[Any]) -> None:
+        """Frees the memory of variables; see `TableStore`."""
+        for variable in variables:
+            if isinstance(variable, DividedTable | DividedNumbers):
+                variable.replaced = True
+            # Steps that were traced before the resize read the statistics
+            # before the engine raises the error that says what to do.
+            if not isinstance(variable, DividedNumbers):
+                super().discard([variable])
+
+    def _joined(
+        self, name: str, variable: Any, cut: partition.RowPartition
+    ) -> DividedTable:
+        return DividedTable(
+            name, variable, cut, self.group.rank, self._transfer
         )
-        for table in spec.tables:
-            row_partition = _partition_of(table, group.size)
-            for name, variable in variables[table.name].items():
-                if name != embedding_tables.ROUNDING_STEPS:
-                    variables[table.name][name] = DividedTable(
-                        table.name
-                        if name == embedding_tables.PARAMETERS
-                        else f"{table.name}/{name}",
-                        variable,
-                        row_partition,
-                        group.rank,
-                        self.transfer,
-                    )
-        return variables
+
+    def _joined_numbers(self, name: str, copies: list[Any]) -> DividedNumbers:
+        (block,) = copies
+        return DividedNumbers(name, block, self.group.rank, self._transfer)
 
 
-def _partition_of(
-    table: config.TableSpec, num_processes: int
-) -> partition.RowPartition:
-    """Returns the assignment of the rows of a table to processes."""
-    if table.vocabulary is None:
-        return partition.RowPartition.div(
-            table.num_rows, min(num_processes, table.num_rows)
-        )
-    return bucket_layout.row_partition(
-        bucket_layout.partition_over_processes(
-            table.vocabulary.settings.num_buckets, num_processes
-        )
+def _encode(arrays: Sequence[Any]) -> bytes:
+    """Converts arrays or tensors to bytes."""
+    values = [np.ascontiguousarray(array) for array in arrays]
+    head = json.dumps(
+        [(tf.as_dtype(value.dtype).name, value.shape) for value in values]
+    ).encode()
+    return b"".join(
+        [
+            len(head).to_bytes(8, "little"),
+            head,
+            *(value.tobytes() for value in values),
+        ]
     )
+
+
+def _decode(message: bytes) -> list[Array]:
+    """Converts the result of `_encode` to arrays."""
+    first = 8 + int.from_bytes(message[:8], "little")
+    arrays = []
+    for name, shape in json.loads(message[8:first]):
+        dtype = np.dtype(tf.as_dtype(name).as_numpy_dtype)
+        size = math.prod(shape)
+        arrays.append(np.frombuffer(message, dtype, size, first).reshape(shape))
+        first += size * dtype.itemsize
+    return arrays

@@ -15,14 +15,13 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tf_layoutmap._core.strategies import HOST
-from tf_layoutmap.embedding import processes, replicas, tables
+from tf_layoutmap.embedding import processes, replicas, resizing, table_store
 from tf_layoutmap.embedding import steps as step_gradients
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.host import (
     batches,
     changes,
     multi_process,
-    resizing,
     step_strings,
 )
 from tf_layoutmap.embedding.host import engine as host_engine
@@ -35,6 +34,7 @@ class HostBackend:
 
     Attributes:
       engine: The engine, or None before `start`.
+      store: The tables; without variables before `start`.
       strings: The strings of vocabularies that keep strings, by the name of the
         table that owns the vocabulary; empty before `start`.
     """
@@ -50,7 +50,7 @@ class HostBackend:
         spec: config.EmbeddingSpec,
         strategy_replicas: replicas.Replicas,
         *,
-        partitioner: tables.Partitioner | None,
+        partitioner: table_store.Partitioner | None,
         is_pipelined: bool,
         out_of_range: str,
         rounding_seed: int,
@@ -71,7 +71,6 @@ class HostBackend:
         self._feature_config = feature_config
         self._spec = spec
         self._replicas = strategy_replicas
-        self._partitioner = partitioner
         self._is_pipelined = is_pipelined
         self._out_of_range = out_of_range
         self._rounding_seed = rounding_seed
@@ -83,11 +82,20 @@ class HostBackend:
         self.engine: host_engine.HostEngine | None = None
         # The learning rates of a step, if the process has several replicas.
         self._rates: step_gradients.RatesOfReplicas | None = None
-        self._variables: dict[str, dict[str, Any]] = {}
+        # The tables, which `start` adds to the store.
+        self.store = self._make_store(partitioner)
         # The recorder of changes, which counts replacements of all values.
         self._changes: Any = None
-        self._group: processes.Processes | None = None
         self.strings: dict[str, kept_strings.KeptStrings] = {}
+
+    def _make_store(
+        self, partitioner: table_store.Partitioner | None
+    ) -> table_store.TableStore:
+        """Creates the store of the tables."""
+        group = None
+        if self._replicas.has_processes:
+            group = processes.of_strategy(self._replicas.strategy)
+        return table_store.HostStore(partitioner, group)
 
     @property
     def mark_shape(self) -> tuple[int, ...]:
@@ -118,12 +126,12 @@ class HostBackend:
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
         """Creates the variables of all tables."""
-        return tables.create_tables(self._spec, self._partitioner)
+        return self.store.create(self._spec)
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates an engine that reads and updates the variables."""
         self.strings = step_strings.create_stores(self._spec, variables)
-        self._variables = variables
+        self.store = self.store.with_tables(self._spec, variables)
         spec = self._shapes.fix_spec()
         if self._replicas.has_processes:
             multi_process.broadcast_initial_values(
@@ -169,8 +177,9 @@ class HostBackend:
             with processes.failing_together(group, call):
                 self.flush()
                 self._retire_for_resize(name)
-            resized = self._resize_variables(spec, table, group, call)
-            variables = {**self._variables, **resized.variables}
+            resized = resizing.resize(self.store, spec, table, call)
+            old = self.store.variables
+            variables = {**old, **resized.variables}
             with processes.failing_together(group, call):
                 new_engine = self._engine_after_resize(
                     resized, table, variables
@@ -178,12 +187,12 @@ class HostBackend:
         except BaseException:
             old_engine.retire("")
             raise
-        old = [self._variables[one] for one in resized.variables]
-        self.engine, self._spec, self._variables = new_engine, spec, variables
+        self.engine, self._spec = new_engine, spec
+        self.store = self.store.with_tables(spec, variables)
         self._shapes.replace_spec(spec)
         step_strings.use_variables(self.strings, resized.variables)
-        for by_name in old:
-            self._discard_variables(by_name)
+        for resized_table in resized.variables:
+            self.store.discard(old[resized_table].values())
         return resized
 
     def _retire_for_resize(self, name: str) -> None:
@@ -209,30 +218,6 @@ class HostBackend:
                 f"{name!r})."
             ) from None
 
-    def _resize_variables(
-        self,
-        spec: config.EmbeddingSpec,
-        table: int,
-        group: processes.Processes | None,
-        call: str,
-    ) -> resizing.Resized:
-        """Creates variables with the new capacity, and copies the rows.
-
-        Args:
-          spec: Spec with the new capacity.
-          table: Index of the table.
-          group: The processes that make the call together, or None.
-          call: Name of the call, for messages.
-        """
-        name = spec.tables[table].name
-        with (
-            processes.failing_together(group, call),
-            resizing.resize_scope(self._variables[name]),
-        ):
-            return resizing.resize(
-                spec, table, self._variables, self._partitioner
-            )
-
     def _engine_after_resize(
         self,
         resized: resizing.Resized,
@@ -256,10 +241,6 @@ class HostBackend:
             new_engine.report_dropped(number, dropped)
         return new_engine
 
-    def _discard_variables(self, old: dict[str, Any]) -> None:
-        """Frees the memory of the variables that a resize has replaced."""
-        resizing.empty_variables(old)
-
     def _together(self, call: str) -> processes.Processes | None:
         """Returns the processes that make a call together, or None.
 
@@ -277,9 +258,7 @@ class HostBackend:
                 f"{call} must be called outside tf.function under "
                 "MultiWorkerMirroredStrategy, in all processes together."
             )
-        if self._group is None:
-            self._group = processes.of_strategy(self._replicas.strategy)
-        return self._group
+        return self.store.group
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
         """Checks the input of a step; see `TPUEmbedding.enqueue`."""
@@ -384,7 +363,7 @@ class HostBackend:
     def watch_changes(self) -> Any:
         """Starts to record which rows are written."""
         self._changes = changes.Changes(
-            self._spec, self._variables, self._started.handle
+            self._spec, self.store.variables, self._started.handle
         )
         return self._changes
 

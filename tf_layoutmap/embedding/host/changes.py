@@ -131,9 +131,7 @@ class Changes:
 
 
 def _slots(table: config.TableSpec) -> list[str]:
-    return [
-        slot.name for slot in (table.optimizer.slots if table.optimizer else ())
-    ]
+    return [slot.name for slot in table.slots]
 
 
 def _small_variables(by_name: Mapping[str, Any]) -> dict[str, Any]:

@@ -258,7 +258,7 @@ class HostEngine:
             self._shards.extend(
                 tables.shards_of(variables[table.name][tables.PARAMETERS])
             )
-            for slot in table.optimizer.slots if table.optimizer else ():
+            for slot in table.slots:
                 self._slots.extend(
                     tables.shards_of(variables[table.name][slot.name])
                 )

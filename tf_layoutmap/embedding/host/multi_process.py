@@ -248,7 +248,7 @@ def gather_gradients(
             (
                 gradients_of_replica,
                 [
-                    tf.ensure_shape(values.take(int(one.shape[0])), one.shape)
+                    tf.ensure_shape(values.take(known_size(one)), one.shape)
                     for one in hyperparameters
                 ],
             )

@@ -78,7 +78,7 @@ class OpenTables:
             shards = tables.shards_of(by_name[tables.PARAMETERS])
             self._shards.extend(shards)
             slots = []
-            for slot in table.optimizer.slots if table.optimizer else ():
+            for slot in table.slots:
                 slots.extend(tables.shards_of(by_name[slot.name]))
                 slot_values.append(slot.initial_value)
             self._slots.extend(slots)
@@ -120,12 +120,7 @@ class OpenTables:
             number: evicted.teller(
                 table.vocabulary.settings.on_evict,
                 table.name,
-                [
-                    slot.name
-                    for slot in (
-                        table.optimizer.slots if table.optimizer else ()
-                    )
-                ],
+                [slot.name for slot in table.slots],
                 step_strings.store_of(spec, number, self._strings),
             )
             for number, table in open_tables
@@ -470,7 +465,7 @@ def write_keys(
       The row of each key, or -1, and the number of keys that had no row before.
     """
     settings, values = spec.vocabulary.settings, spec.vocabulary.first_values
-    slots = spec.optimizer.slots if spec.optimizer else ()
+    slots = spec.slots
     found = ops.write_keys(
         engine=list(engines),
         server=list(servers),
@@ -517,7 +512,7 @@ def _sharing_arguments(
         "sharing_initial_slots": [
             slot.initial_value
             for one, _ in sharing.values()
-            for slot in (one.optimizer.slots if one.optimizer else ())
+            for slot in one.slots
         ],
     }
 
@@ -589,7 +584,7 @@ def _kind_at_run_time(
 
 def _row_dtypes(table: config.TableSpec) -> list[tf.DType]:
     """Returns the dtypes of the rows and of the slot variables."""
-    slots = table.optimizer.slots if table.optimizer else ()
+    slots = table.slots
     return [tf.as_dtype(table.dtype), *(tf.float32 for _ in slots)]
 
 

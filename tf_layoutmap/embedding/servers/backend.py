@@ -13,11 +13,9 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tf_layoutmap.embedding import replicas, steps
-from tf_layoutmap.embedding import tables as embedding_tables
+from tf_layoutmap.embedding import replicas, resizing, steps, table_store
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.host import batches, engine
-from tf_layoutmap.embedding.host import resizing as host_resizing
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.servers import (
     changes,
@@ -26,7 +24,6 @@ from tf_layoutmap.embedding.servers import (
     evicted_reports,
     key_step_ops,
     lookups,
-    resizing,
     step_ops,
 )
 from tf_layoutmap.embedding.servers import tables as server_tables
@@ -51,7 +48,7 @@ class ServersBackend:
         spec: config.EmbeddingSpec,
         strategy_replicas: replicas.Replicas,
         *,
-        partitioner: embedding_tables.Partitioner | None,
+        partitioner: table_store.Partitioner | None,
         is_pipelined: bool,
         out_of_range: str,
         rounding_seed: int,
@@ -81,7 +78,8 @@ class ServersBackend:
         self._out_of_range = out_of_range
         self._rounding_seed = rounding_seed
         self._wire_dtype = wire_dtype
-        self._tables = server_tables.ServerTables(
+        # The tables, which `start` adds to the store.
+        self.store = server_tables.ServerStore(
             strategy_replicas.strategy, partitioner
         )
         self._shapes = host_shapes.StepShapes(spec)
@@ -91,9 +89,7 @@ class ServersBackend:
         self._modes = steps.StepModes(finds_forward_steps=False)
         self._steps = closures.StepsInFlight()
         self._lookups = lookups.Lookups()
-        self._devices: list[list[str]] = []
         self._ops: step_ops.StepOps | None = None
-        self._variables: dict[str, dict[str, Any]] = {}
         self._evicted: evicted_reports.EvictedReports | None = None
         self._changes: changes.ServerChanges | None = None
 
@@ -105,7 +101,7 @@ class ServersBackend:
     @property
     def variable_device(self) -> str:
         """Device of the small variables that a layer's steps use: server 0."""
-        return self._tables.devices[0]
+        return self.store.devices[0]
 
     @property
     def is_built(self) -> bool:
@@ -125,15 +121,12 @@ class ServersBackend:
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
         """Creates the variables of all tables on the servers."""
-        variables, self._devices = self._tables.create(self._spec)
-        return variables
+        return self.store.create(self._spec)
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates the object that calls the ops of steps."""
-        self._variables = variables
-        self._ops = self._make_ops(
-            self._shapes.fix_spec(), variables, self._devices
-        )
+        self.store = self.store.with_tables(self._spec, variables)
+        self._ops = self._make_ops(self._shapes.fix_spec(), variables)
         self._evicted = evicted_reports.EvictedReports(
             self._spec, self._ops.servers
         )
@@ -142,7 +135,6 @@ class ServersBackend:
         self,
         spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]],
-        devices: list[list[str]],
     ) -> step_ops.StepOps:
         kind = (
             key_step_ops.KeyStepOps
@@ -152,7 +144,6 @@ class ServersBackend:
         made = kind(
             spec,
             variables,
-            devices,
             out_of_range=self._out_of_range,
             rounding_seed=self._rounding_seed,
             wire_dtype=self._wire_dtype,
@@ -314,29 +305,28 @@ class ServersBackend:
         """
         self._check_no_steps("A vocabulary cannot be resized")
         self.report_evicted()
-        spec = host_resizing.spec_with_capacity(self._spec, table, capacity)
-        old = self._variables
-        with resizing.retired(self._started.servers):
-            resized, devices = resizing.resize(spec, table, old, self._tables)
+        spec = resizing.spec_with_capacity(self._spec, table, capacity)
+        name = spec.tables[table].name
+        old = self.store.variables
+        with self._started.retired():
+            resized = resizing.resize(
+                self.store, spec, table, f"`resize` of table {name!r}"
+            )
             variables = {**old, **resized.variables}
-            all_devices = list(self._devices)
-            for number, of_shards in devices.items():
-                all_devices[number] = of_shards
             started = self._make_ops(
-                host_resizing.spec_with_capacity(
+                resizing.spec_with_capacity(
                     self._shapes.fix_spec(), table, capacity
                 ),
                 variables,
-                all_devices,
             )
             reports = evicted_reports.EvictedReports(spec, started.servers)
             for number, dropped in resized.dropped.items():
                 reports.report_dropped(number, dropped)
-        self._spec, self._variables = spec, variables
-        self._devices, self._ops, self._evicted = all_devices, started, reports
+        self._spec, self._ops, self._evicted = spec, started, reports
+        self.store = self.store.with_tables(spec, variables)
         self._shapes.replace_spec(spec)
-        for name in resized.variables:
-            resizing.empty_variables(old[name])
+        for resized_table in resized.variables:
+            self.store.discard(old[resized_table].values())
         return resized
 
     def watch_changes(self) -> Any:
@@ -344,7 +334,7 @@ class ServersBackend:
         started = self._started
         self._changes = changes.ServerChanges(
             self._spec,
-            self._variables,
+            self.store.variables,
             started.servers,
             started.count_in_flight,
         )

@@ -146,7 +146,7 @@ class ServerChanges:
         for number, shard in zip(server.tables, server.numbers):
             table = self._spec.tables[number]
             by_name = self._variables[table.name]
-            slots = table.optimizer.slots if table.optimizer else ()
+            slots = table.slots
             dtypes += [tf.int64, tf.as_dtype(table.dtype)]
             dtypes += [tf.float32 for _ in slots]
             if state.KEYS in by_name:
@@ -205,7 +205,7 @@ class ServerChanges:
 
     def _names(self, table: config.TableSpec) -> list[str]:
         """Returns the names of the variables that have a value per row."""
-        slots = table.optimizer.slots if table.optimizer else ()
+        slots = table.slots
         names = [tables.PARAMETERS, *(slot.name for slot in slots)]
         if state.KEYS in self._variables[table.name]:
             names += LANES

@@ -62,7 +62,7 @@ class EvictedReports:
             on_evict = table.vocabulary and table.vocabulary.settings.on_evict
             if on_evict is None:
                 continue
-            slots = table.optimizer.slots if table.optimizer else ()
+            slots = table.slots
             self._reporters[number] = evicted.teller(
                 on_evict, table.name, [slot.name for slot in slots]
             )

@@ -78,18 +78,16 @@ class KeyStepOps(step_ops.StepOps):
         self,
         spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]],
-        devices: list[list[str]],
         **options: Any,
     ):
         """Groups the variables by server.
 
         Args:
           spec: Tables and features.
-          variables: Variables that `ServerTables.create` created for `spec`.
-          devices: Device of each shard, by table.
+          variables: Variables that `ServerStore.create` created for `spec`.
           **options: Options of `StepOps`.
         """
-        super().__init__(spec, variables, devices, **options)
+        super().__init__(spec, variables, **options)
         self._open = [
             number
             for number, one in enumerate(spec.tables)
@@ -122,7 +120,7 @@ class KeyStepOps(step_ops.StepOps):
         settings = table.vocabulary.settings
         policy = settings.policy()
         values = table.vocabulary.first_values
-        slots = table.optimizer.slots if table.optimizer else ()
+        slots = table.slots
         if open_specs.owner_of(self.spec, number) == number:
             server.state.extend(_state_of_shard(by_name, shard))
         num_shards = len(tables.shards_of(by_name[tables.PARAMETERS]))
@@ -407,8 +405,7 @@ class KeyStepOps(step_ops.StepOps):
         return {
             "shards": [_shard_of(by_name, shard)],
             "slots": [
-                _shard_of(by_name, shard, slot.name)
-                for slot in (one.optimizer.slots if one.optimizer else ())
+                _shard_of(by_name, shard, slot.name) for slot in one.slots
             ],
         }
 
@@ -451,9 +448,7 @@ def _state_of_shard(by_name: dict[str, Any], shard: int) -> list[Any]:
         vocabulary_state.NUMBERS,
     ):
         variable = by_name.get(name)
-        if isinstance(variable, vocabulary_state.ShardedNumbers):
-            variables.append(variable.copies[shard])
-        elif variable is not None:
+        if variable is not None:
             variables.append(tables.shards_of(variable)[shard])
     return variables
 

@@ -10,9 +10,10 @@ between steps.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -90,7 +91,6 @@ class StepOps:
         self,
         spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]],
-        devices: list[list[str]],
         *,
         out_of_range: str,
         rounding_seed: int,
@@ -100,8 +100,7 @@ class StepOps:
 
         Args:
           spec: Tables and features.
-          variables: Variables that `ServerTables.create` created for `spec`.
-          devices: Device of each shard, by table.
+          variables: Variables that `ServerStore.create` created for `spec`.
           out_of_range: How out-of-range ids are handled.
           rounding_seed: Seed for rounding the rows of 16-bit tables.
           wire_dtype: Dtype of rows and gradients in messages.
@@ -116,8 +115,8 @@ class StepOps:
                 variables[table.name][embedding_tables.PARAMETERS]
             )
             first_row = 0
-            for shard, device in enumerate(devices[number]):
-                index = self._index_of(device)
+            for shard, variable in enumerate(shards):
+                index = self._index_of(variable.device)
                 shard_servers.append(index)
                 self._add(
                     self.servers[index],
@@ -126,7 +125,7 @@ class StepOps:
                     first_row,
                     variables[table.name],
                 )
-                first_row += known_size(shards[shard])
+                first_row += known_size(variable)
         self._plan_attrs = {
             "num_servers": len(self.servers),
             "shard_servers": shard_servers,
@@ -184,13 +183,13 @@ class StepOps:
                 shard
             ]
         )
-        for slot in table.optimizer.slots if table.optimizer else ():
+        for slot in table.slots:
             server.slots.append(
                 embedding_tables.shards_of(variables[slot.name])[shard]
             )
         if embedding_tables.ROUNDING_STEPS in variables:
             server.rounding_steps.append(
-                variables[embedding_tables.ROUNDING_STEPS].copies[shard]
+                variables[embedding_tables.ROUNDING_STEPS].variables[shard]
             )
 
     def create_handles(self) -> None:
@@ -210,6 +209,25 @@ class StepOps:
                 server.handle,
                 [handle for name in _VARIABLES for handle in described[name]],
             )
+
+    @contextlib.contextmanager
+    def retired(self) -> Iterator[None]:
+        """Lets ops with the handles of the servers fail, from now on.
+
+        If the block raises an error, the ops succeed again.
+        """
+
+        def set_retired(is_retired: bool) -> None:
+            for server in self.servers:
+                with tf.device(server.device):
+                    ops.retire_server(server=server.handle, retired=is_retired)
+
+        set_retired(True)
+        try:
+            yield
+        except BaseException:
+            set_retired(False)
+            raise
 
     def plan(
         self,

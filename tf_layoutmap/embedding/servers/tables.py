@@ -1,6 +1,6 @@
 """Creation of tables, slot variables and vocabularies on parameter servers.
 
-`ServerTables` creates tables that are sharded over the servers. `Placement`
+`ServerStore` creates tables that are sharded over the servers. `Placement`
 assigns shards to servers by their sizes, unless a plan assigns the shards.
 `CopiedCount` is a counter with one copy per shard.
 """
@@ -14,11 +14,10 @@ import tensorflow as tf
 
 from tf_layoutmap import partition
 from tf_layoutmap._core import strategies, tf_private
-from tf_layoutmap.embedding import table_variable, tables
+from tf_layoutmap.embedding import table_store, tables
 from tf_layoutmap.embedding.configs import config
-from tf_layoutmap.sharded import ShardedVariable
-from tf_layoutmap.vocabulary import bucket_layout, state
-from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
+from tf_layoutmap.sharded.routing.checks import known_size
+from tf_layoutmap.vocabulary import state
 from tf_layoutmap.vocabulary.sharded_numbers import SavedAsOne
 
 
@@ -30,7 +29,7 @@ class CopiedCount(SavedAsOne):
     form in a checkpoint.
 
     Attributes:
-      copies: Variable of each shard.
+      variables: Variable of each shard.
       shape: `[]`.
       dtype: int64.
     """
@@ -41,7 +40,7 @@ class CopiedCount(SavedAsOne):
         Raises:
           RuntimeError: If the copies differ because a step is in flight.
         """
-        values = {int(one.numpy()) for one in self.copies}
+        values = {int(one.numpy()) for one in self.variables}
         if len(values) > 1:
             raise RuntimeError(
                 "Tables on servers can be saved and compared only while no "
@@ -53,7 +52,7 @@ class CopiedCount(SavedAsOne):
 
     def assign(self, value: Any) -> None:
         """Assigns a value to all copies."""
-        for one in self.copies:
+        for one in self.variables:
             one.assign(tf.cast(value, tf.int64))
 
 
@@ -92,96 +91,16 @@ class Placement:
         return servers
 
 
-def create_vocabulary_variables(
-    vocabulary: OpenVocabulary,
-    table: str,
-    devices: Sequence[str],
-) -> dict[str, Any]:
-    """Creates the variables of an empty vocabulary.
-
-    Each shard contains complete segments of the vocabulary, with the full state
-    of their keys. Therefore a server can process a key without other servers.
-
-    Args:
-      vocabulary: Settings of the vocabulary.
-      table: Name of the table.
-      devices: Device of each shard of the table.
-
-    Returns:
-      The variables by name. The variable `state.NUMBERS` is a
-      `state.ShardedNumbers`. All other variables, such as `state.KEYS`, are a
-      `tf.Variable`, or a `ShardedVariable` if there are several shards.
-    """
-    num_buckets = vocabulary.num_buckets
-    buckets = bucket_layout.segment_partition(num_buckets, len(devices)).sizes
-    per_segment = num_buckets // bucket_layout.num_segments(num_buckets)
-    segments = [size // per_segment for size in buckets]
-
-    def by_shard(
-        name: str,
-        sizes: Sequence[int],
-        row_shape: Sequence[int],
-        value: int,
-        dtype: tf.DType,
-    ) -> list[tf.Variable]:
-        shards = []
-        for shard, (size, device) in enumerate(zip(sizes, devices)):
-            # The device of the shard also computes the initial value, so the
-            # value is not sent over the network.
-            with tf.device(device):
-                shards.append(
-                    tf_private.ResourceVariable(
-                        tf.fill([size, *row_shape], tf.constant(value, dtype)),
-                        trainable=False,
-                        name=f"{table}/{name}"
-                        + (f"/part_{shard}" if len(devices) > 1 else ""),
-                        distribute_strategy=table_variable.strategy_in_scope(),
-                    )
-                )
-        return shards
-
-    def as_one(name: str, *arguments: Any) -> Any:
-        shards = by_shard(name, *arguments)
-        return (
-            shards[0]
-            if len(shards) == 1
-            else ShardedVariable(shards, name=f"{table}/{name}")
-        )
-
-    lanes = [bucket_layout.KEYS_PER_BUCKET]
-    variables = {
-        state.KEYS: as_one(
-            state.KEYS, buckets, lanes, bucket_layout.EMPTY_KEY, tf.int64
-        ),
-        state.LAST_STEPS: as_one(state.LAST_STEPS, buckets, lanes, 0, tf.int32),
-        state.COUNTS: as_one(state.COUNTS, buckets, lanes, 0, tf.int32),
-    }
-    if vocabulary.has_sketch:
-        shape = bucket_layout.sketch_shape(num_buckets)
-        variables[state.SKETCH] = as_one(
-            state.SKETCH, segments, shape[1:], 0, tf.uint8
-        )
-        variables[state.SKETCH_SUMS] = as_one(
-            state.SKETCH_SUMS, segments, [], 0, tf.int64
-        )
-    variables[state.NUMBERS] = state.ShardedNumbers(
-        by_shard(
-            state.NUMBERS,
-            [len(state.NUMBERS_HELD)] * len(devices),
-            [],
-            0,
-            tf.int64,
-        )
-    )
-    return variables
-
-
 # Minimum size of a shard that the default partitioner creates.
 _MIN_SHARD_BYTES = 256 << 10
 
 
-class ServerTables:
-    """A creator of tables that are sharded over the servers.
+class ServerStore(table_store.TableStore):
+    """The store of tables that are sharded over the servers.
+
+    Each shard is a part. Shards of a vocabulary contain complete segments, with
+    the full state of their keys. Therefore a server can process a key without
+    other servers.
 
     Attributes:
       devices: Device of each server, starting with
@@ -192,7 +111,11 @@ class ServerTables:
         and is not split into shards below 256 KiB.
     """
 
-    def __init__(self, strategy: Any, partitioner: tables.Partitioner | None):
+    _has_segments = True
+
+    def __init__(
+        self, strategy: Any, partitioner: table_store.Partitioner | None
+    ):
         """Reads the list of servers to which this process is connected.
 
         Raises:
@@ -216,7 +139,7 @@ class ServerTables:
         self.devices = [
             f"/job:ps/replica:0/task:{task}/device:CPU:0" for task in tasks
         ]
-        self.partitioner = (
+        super().__init__(
             partitioner
             or tf_private.variable_partitioner_of(strategy)
             or partition.MinSizePartitioner(
@@ -226,49 +149,56 @@ class ServerTables:
         if isinstance(self.partitioner, partition.PartitionerByName):
             self.partitioner.check_servers(len(tasks))
         self._placement = Placement(len(tasks))
+        # The servers of all tables that use the same vocabulary, by the name of
+        # the table that owns the vocabulary.
+        self._servers_of_table: dict[str, Sequence[int]] = {}
 
-    def create(
+    def create(self, spec: config.EmbeddingSpec) -> table_store.Variables:
+        """Creates the variables of all tables; see `TableStore.create`."""
+        self._servers_of_table.clear()
+        return super().create(spec)
+
+    def _places(self, rows: Any) -> list[tuple[range, str, int]]:
+        places, first = [], 0
+        for shard in tables.shards_of(rows):
+            stop = first + known_size(shard)
+            places.append((range(first, stop), shard.device, 0))
+            first = stop
+        return places
+
+    def _shards_of_part(self, variable: Any, index: int) -> list[Any]:
+        return [tables.shards_of(variable)[index]]
+
+    def _devices_of(
         self,
         spec: config.EmbeddingSpec,
-    ) -> tuple[dict[str, dict[str, Any]], list[list[str]]]:
-        """Creates the variables of all tables.
-
-        Returns:
-          A tuple of two elements: the variables in the structure of
-          `tables.create_tables`, and a list with the devices of the shards of
-          each table.
-        """
-        devices = []
-        # Maps the name of the table that owns a vocabulary to the servers of
-        # all tables that use this vocabulary.
-        servers_of: dict[str, Sequence[int]] = {}
-
-        def place(
-            table: config.TableSpec, row_partition: partition.RowPartition
-        ):
-            owner = tables.owner_of(spec, table)
-            if owner.name not in servers_of:
-                servers_of[owner.name] = self._servers_of(
-                    spec, owner, row_partition
-                )
-            devices.append(
-                [self.devices[one] for one in servers_of[owner.name]]
+        table: config.TableSpec,
+        cut: partition.RowPartition,
+    ) -> list[str]:
+        owner = tables.owner_of(spec, table)
+        if owner.name not in self._servers_of_table:
+            self._servers_of_table[owner.name] = self._servers_of(
+                spec, owner, cut
             )
-            return devices[-1]
+        return [
+            self.devices[server]
+            for server in self._servers_of_table[owner.name]
+        ]
 
-        variables = tables.create_tables(spec, self.partitioner, place=place)
-        for table, where in zip(spec.tables, devices):
-            if tables.ROUNDING_STEPS in variables[table.name]:
-                variables[table.name][tables.ROUNDING_STEPS] = CopiedCount(
-                    [_create_count(table, device) for device in where]
+    def _joined_numbers(self, name: str, copies: list[Any]) -> Any:
+        del name
+        return state.ShardedNumbers(copies)
+
+    def _create_rounding_steps(
+        self, name: str, devices: Sequence[str] | None
+    ) -> CopiedCount:
+        counts = []
+        for device in devices or ():
+            with tf.device(device):
+                counts.append(
+                    tables.create_variable(tf.constant(0, tf.int64), name)
                 )
-            if table.vocabulary is not None and table.vocabulary.owner is None:
-                variables[table.name].update(
-                    create_vocabulary_variables(
-                        table.vocabulary.settings, table.name, where
-                    )
-                )
-        return variables, devices
+        return CopiedCount(counts)
 
     def _servers_of(
         self,
@@ -296,13 +226,4 @@ class ServerTables:
         row_bytes = num_bytes // max(owner.num_rows, 1)
         return self._placement.place(
             size * row_bytes for size in row_partition.sizes
-        )
-
-
-def _create_count(table: config.TableSpec, device: str):
-    with tf.device(device):
-        return tf_private.ResourceVariable(
-            tf.constant(0, tf.int64),
-            trainable=False,
-            name=f"{table.name}/{tables.ROUNDING_STEPS}",
         )

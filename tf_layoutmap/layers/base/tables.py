@@ -385,7 +385,6 @@ class ServersTable(HostTable):
         made = step_ops.StepOps(
             spec,
             variables,
-            [[one.device for one in table.variables]],
             out_of_range="error",
             rounding_seed=0,
             wire_dtype="float32",

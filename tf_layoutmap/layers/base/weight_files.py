@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, user_warnings
 from tf_layoutmap.embedding.configs import open_tables as open_specs
+from tf_layoutmap.embedding.divided.numbers import DividedNumbers
 from tf_layoutmap.embedding.divided.tables import DividedTable
-from tf_layoutmap.embedding.divided.vocabulary import DividedNumbers
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layout.keras3.variable import MeshVariable
