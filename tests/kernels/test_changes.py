@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import tf_layoutmap as tlm
 from tf_layoutmap._core import ops
-from tf_layoutmap.embedding.host.changes import LANES, WHOLE, Changes
+from tf_layoutmap.embedding.changes import LANES, WHOLE
 from tf_layoutmap.embedding.table_variable import shards_of
 from tf_layoutmap.partition import FixedShardsPartitioner
 
@@ -88,9 +88,7 @@ KEYS = st.lists(st.integers(-3, 60), max_size=12)
 @settings(max_examples=15)
 def test_changed_rows_are_copied_once(num_shards, also, program):
     one = embedding(num_shards)
-    changes = Changes(
-        one._state.spec, one._variables, one._state.backend.engine.handle
-    )
+    changes = one._state.backend.watch_changes()
     before, touched = values(one), set()
     for kind, ids, keys in [*program, ("take", [], [])]:
         if kind in ("train", "enqueue"):
@@ -137,7 +135,7 @@ def test_changed_rows_are_copied_once(num_shards, also, program):
                             ),
                         )
                     assert (
-                        bits(of_table.values[name]) == bits(value[rows])
+                        bits(of_table.values[name].numpy()) == bits(value[rows])
                     ).all()
             before, touched = now, set()
 
@@ -145,7 +143,7 @@ def test_changed_rows_are_copied_once(num_shards, also, program):
 def test_invalid_arguments_of_take_changes_raise():
     one = embedding(1)
     handle = one._state.backend.engine.handle
-    changes = Changes(one._state.spec, one._variables, handle)
+    changes = one._state.backend.watch_changes()
     with pytest.raises(
         tf.errors.InvalidArgumentError,
         match=(

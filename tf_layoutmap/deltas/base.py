@@ -18,10 +18,9 @@ from tf_layoutmap._core import slice_specs, tf_private
 from tf_layoutmap.deltas.served import storage
 from tf_layoutmap.deltas.served.chain import Delta
 from tf_layoutmap.embedding import checkpointing
-from tf_layoutmap.embedding.host.changes import LANES, WHOLE
+from tf_layoutmap.embedding.changes import LANES, WHOLE
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import state
-from tf_layoutmap.vocabulary.state import shards_of
 
 Array = np.ndarray[Any, Any]
 ATTRIBUTE = "_variables"
@@ -260,38 +259,39 @@ def _restore_slice(
 _BLOCK_BYTES = 64 << 20
 
 
-def differing_rows_in_blocks(
-    stored: StoredRows, variable: Any, block_bytes: int = _BLOCK_BYTES
+def differing_rows(
+    stored: Array,
+    shards: Sequence[Any],
+    first: int = 0,
+    block_bytes: int = _BLOCK_BYTES,
 ) -> Array:
-    """Returns the indices of all rows that are not bitwise equal.
+    """Returns the int64 indices of all rows that are not bitwise equal.
 
-    The memory must hold the stored rows of a shard, a block of its current
-    rows, and the numbers of the changed rows. The stored rows of a shard are
-    read at once, because TensorFlow reads the full slice of a shard in a
-    checkpoint for each part of it.
+    The memory must hold the stored rows, and a block of the current rows.
 
     Args:
-      stored: Rows in the base and the deltas.
-      variable: Current variable.
+      stored: Rows in the base and the deltas. Rows of a variable of a
+        vocabulary are its buckets, `[num_buckets, lanes]`.
+      shards: Variables with the current rows.
+      first: Index of the first row in the unsharded variable.
       block_bytes: Maximum size of a block. A block has at least one row.
     """
-    found, first = [np.zeros([0], np.int64)], 0
-    for shard in shards_of(variable):
+    rows, start = [np.zeros([0], np.int64)], 0
+    for shard in shards:
         num_rows, width = (known_size(shard, axis) for axis in (0, 1))
         row_bytes = width * tf.as_dtype(shard.dtype).size
         step = max(block_bytes // row_bytes, 1)
-        if not num_rows:
-            continue
-        rows_of_shard = stored.read(first, first + num_rows)
         for begin in range(0, num_rows, step):
             end = min(begin + step, num_rows)
             with tf.device(shard.device):
                 current = tf.gather(shard, tf.range(begin, end)).numpy()
-            rows = _differing(rows_of_shard[begin:end], current)
+            differing = _differing(stored[start + begin : start + end], current)
             is_lane = current.dtype in (np.int64, np.int32)
-            found.append(rows + (first + begin) * (width if is_lane else 1))
-        first += num_rows
-    return np.concatenate(found)
+            rows.append(
+                differing + (first + start + begin) * (width if is_lane else 1)
+            )
+        start += num_rows
+    return np.concatenate(rows)
 
 
 def read_tensor(reader: Any, key: str, source: str = "the base") -> Any:
@@ -336,26 +336,6 @@ def _apply_delta(value: Array, delta: Any, table: str, name: str) -> Array:
 def has_rows(name: str) -> bool:
     """Whether a variable has a value for each row of its table."""
     return name not in WHOLE
-
-
-def differing_rows(stored: Array, variable: Any) -> Array:
-    """Returns the int64 indices of all rows that are not bitwise equal.
-
-    Args:
-      stored: Value in the base and the deltas, `[num_rows, dim]`. Variables of
-        a vocabulary are `[num_buckets, lanes]`.
-      variable: Current variable, with the same shape as `stored`.
-    """
-    found, first = [], 0
-    for shard in shards_of(variable):
-        current = shard.numpy()
-        is_lane = current.dtype in (np.int64, np.int32)
-        found.append(
-            _differing(stored[first : first + len(current)], current)
-            + first * (current.shape[1] if is_lane else 1)
-        )
-        first += len(current)
-    return np.concatenate(found)
 
 
 def _differing(stored: Array, current: Array) -> Array:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from tf_layoutmap._core import files
-from tf_layoutmap.deltas import server_parts
+from tf_layoutmap.deltas import parts
 from tf_layoutmap.deltas.served import chain, storage
 from tf_layoutmap.deltas.served.chain import Delta, Meta
-from tf_layoutmap.embedding.servers.changes import ServerValues
+from tf_layoutmap.embedding.changes import ChangedValues
 from tf_layoutmap.vocabulary import checkpoint_files
 
 Array = np.ndarray[Any, Any]
@@ -49,7 +49,7 @@ def staging_path(path: str) -> str:
 
 def write_files(
     path: str,
-    tensors: Mapping[str, Array | ServerValues],
+    tensors: Mapping[str, Array | ChangedValues],
     make_meta: Callable[[dict[str, dict[str, Any]]], Meta],
 ) -> Delta:
     """Writes a delta, which readers see completely or not at all.
@@ -66,13 +66,18 @@ def write_files(
     with files.staged(staging_path(path)) as folder:
         new = files.new_folder(folder, path, chain.META_FILE)
         prefix = os.path.join(new, chain.TENSORS)
-        server_parts.save(folder, prefix, tensors)
+        parts.save(
+            folder,
+            prefix,
+            [
+                part
+                for name, value in tensors.items()
+                for part in parts.slices_of(name, value)
+            ],
+        )
         meta = make_meta(
             {
-                storage.name_of(file): {
-                    "num_bytes": storage.size(file),
-                    "sha256": chain.checksum(file),
-                }
+                storage.name_of(file): parts.describe(file)
                 for file in (
                     *checkpoint_files.files_of(prefix),
                     f"{prefix}.index",

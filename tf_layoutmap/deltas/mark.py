@@ -35,6 +35,7 @@ from tf_layoutmap.deltas.weights import (
     variable_of,
 )
 from tf_layoutmap.embedding import checkpointing
+from tf_layoutmap.embedding.table_variable import shards_of
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing.checks import known_size
 
@@ -339,7 +340,9 @@ class _SavedModel:
         """Returns whether a stored value is bitwise equal to a variable."""
         stored = np.asarray(self._reader.get_tensor(key))
         if stored.ndim == 2:
-            return not base_file.differing_rows(stored, variable).size
+            return not base_file.differing_rows(
+                stored, shards_of(variable)
+            ).size
         return stored.tobytes() == np.asarray(variable.numpy()).tobytes()
 
 

@@ -1,9 +1,10 @@
-"""Deltas that several processes write together.
+"""Writes the tensors of a delta, whose values can be in several processes.
 
-Each process writes the rows that it owns into a part: a TensorFlow checkpoint
-with slices of the delta's tensors. The first process merges the indices of the
-parts, so that a delta of several processes has the same format as the delta of
-one process. `meta.json` contains the checksums of all parts.
+Each server, and each process, writes the values that it has into a part: a
+TensorFlow checkpoint with slices of the delta's tensors. The coordinator, or
+the first process, merges the indices of the parts. The delta therefore has the
+same format as the delta of one process. `ProcessesDelta` is a delta that all
+processes write together. Its `meta.json` contains the checksums of all parts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import dataclasses
 import errno
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,24 +25,175 @@ from tf_layoutmap.deltas import base as base_file
 from tf_layoutmap.deltas.served import chain, storage
 from tf_layoutmap.deltas.served.chain import Delta, Meta, Position
 from tf_layoutmap.embedding import processes
-from tf_layoutmap.embedding.host.changes import TableChanges
+from tf_layoutmap.embedding.changes import ChangedValues, TableChanges
 
 Array = np.ndarray[Any, Any]
 
 _CALL = "DeltaWriter.write"
 
 
+# Device of the process that writes a delta.
+_HERE = "CPU:0"
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class PartTensor:
-    """A tensor of a delta, or a slice of it.
+class Slice:
+    """A tensor of a delta, or a slice of it, that one device writes.
 
     Attributes:
+      name: Name of the tensor.
       value: Values of the slice.
       spec: Slice spec of TensorFlow's checkpoints; empty for a full tensor.
+      device: Device that has the values and writes them.
     """
 
-    value: Array
+    name: str
+    value: Any
     spec: str = ""
+    device: str = _HERE
+
+
+def slices_of(
+    name: str,
+    value: Array | ChangedValues,
+    first: int = 0,
+    num_rows: int | None = None,
+) -> list[Slice]:
+    """Returns the slices of a tensor that this process and servers write.
+
+    Args:
+      name: Name of the tensor.
+      value: The full tensor, or the rows of this process.
+      first: Index of the first of these rows in the tensor.
+      num_rows: Number of rows of the tensor. None: `value` has all rows.
+    """
+    if isinstance(value, ChangedValues):
+        parts = value.parts
+        if len(parts) == 1 and parts[0].device is None:
+            value = parts[0].values
+        elif value.dtype not in tf_private.SLICEABLE_DTYPES:
+            # TensorFlow cannot read slices of these tensors.
+            value = value.numpy()
+    if not isinstance(value, ChangedValues):
+        if num_rows is None:
+            return [Slice(name, value)]
+        spec = slice_specs.of_rows(
+            [num_rows, *value.shape[1:]], first, len(value)
+        )
+        return [Slice(name, value, spec)] if len(value) else []
+    if not value.shape[0]:
+        return [Slice(name, value.numpy())]
+    return [
+        Slice(
+            name,
+            part.values,
+            slice_specs.of_rows(
+                value.shape, part.first, int(part.values.shape[0])
+            ),
+            part.device or _HERE,
+        )
+        for part in value.parts
+        if int(part.values.shape[0])
+    ]
+
+
+def save(folder: str, prefix: str, slices: Sequence[Slice]) -> None:
+    """Writes the tensors of a delta as a checkpoint.
+
+    Each device writes its values into a part: a TensorFlow checkpoint with
+    slices of the tensors. This process merges the indices of the parts.
+
+    Args:
+      folder: Folder for temporary files. All servers must have access to the
+        folder under the same path.
+      prefix: Prefix of the checkpoint.
+      slices: Slices of all tensors.
+
+    Raises:
+      OSError: If a server cannot write its part.
+      tf.errors.UnavailableError, tf.errors.AbortedError: If a server is lost.
+    """
+    by_device: dict[str, list[Slice]] = {_HERE: []}
+    for one in slices:
+        by_device.setdefault(one.device, []).append(one)
+    if len(by_device) == 1:
+        _write_here(prefix, by_device[_HERE])
+        return
+    prefixes = []
+    for number, (device, own) in enumerate(by_device.items()):
+        part = os.path.join(folder, f"part-{number}")
+        if device == _HERE:
+            _write_here(part, own)
+        else:
+            _write_part(device, part, own)
+        if not storage.is_file(f"{part}.index"):
+            raise FileNotFoundError(
+                errno.ENOENT,
+                "the directory of the deltas must be on a file system that the "
+                "coordinator and all servers share under the same path; the "
+                f"coordinator does not find the part of {device}",
+                part,
+            )
+        prefixes.append(part)
+    _merge(prefixes, prefix)
+
+
+def _merge(prefixes: Sequence[str], target: str) -> None:
+    """Merges the indices of parts into one checkpoint."""
+    with tf.device(_HERE), files.os_errors(target):
+        tf.raw_ops.MergeV2Checkpoints(
+            checkpoint_prefixes=prefixes,
+            destination_prefix=target,
+            delete_old_dirs=False,
+        )
+
+
+def _write_here(prefix: str, tensors: Sequence[Slice]) -> None:
+    """Writes a checkpoint in this process."""
+    with tf.device(_HERE), files.os_errors(prefix):
+        tf.raw_ops.SaveV2(
+            prefix=prefix,
+            tensor_names=[one.name for one in tensors],
+            shape_and_slices=[one.spec for one in tensors],
+            tensors=[one.value for one in tensors],
+        )
+
+
+def _write_part(device: str, prefix: str, tensors: Sequence[Slice]) -> None:
+    """Writes a checkpoint on a server.
+
+    Raises:
+      OSError: If the server cannot write the files.
+      tf.errors.UnavailableError, tf.errors.AbortedError: If the server is lost.
+    """
+
+    # In contrast to an eager op on another process, a function has finished
+    # when it returns its result.
+    @tf.function(autograph=False)
+    def write(values: list[tf.Tensor]) -> tf.Tensor:
+        with tf.device(device):
+            saved = tf.raw_ops.SaveV2(
+                prefix=prefix,
+                tensor_names=[one.name for one in tensors],
+                shape_and_slices=[one.spec for one in tensors],
+                tensors=values,
+            )
+            # Without this dependency, the function would not run the op.
+            with tf.control_dependencies([saved]):
+                return tf.constant(True)
+
+    try:
+        write([one.value for one in tensors]).numpy()
+    except (tf.errors.UnavailableError, tf.errors.AbortedError):
+        raise  # A server is lost.
+    except tf.errors.OpError as error:
+        # The message of a function also contains the places in Python.
+        lines = error.message.split("\n\t [[")[0].splitlines() or [""]
+        raise OSError(
+            files.error_number(error),
+            f"{device} did not write its part of the delta ({lines[-1]})",
+            prefix,
+        ) from error
 
 
 class ProcessesDelta:
@@ -132,10 +284,10 @@ class ProcessesDelta:
         counts = self._num_rows[table]
         return sum(counts) if self._sharded[table] else counts[0]
 
-    def tensors_of(
-        self, table: str, name: str, value: Array
-    ) -> PartTensor | None:
-        """Returns the part of a tensor that this process writes, or None.
+    def slices_of(
+        self, table: str, name: str, value: Array | ChangedValues
+    ) -> list[Slice]:
+        """Returns the slices of a tensor that this process writes.
 
         If TensorFlow cannot read slices of the dtype, the values of all
         processes are gathered, and the first process writes the tensor. All
@@ -155,28 +307,22 @@ class ProcessesDelta:
             and base_file.has_rows(name)
             and name != base_file.SKETCH_ROWS
         )
+        label = f"{table}/{name}"
         if not is_part or not sum(counts):
-            return PartTensor(value) if self._group.is_first else None
+            return slices_of(label, value) if self._group.is_first else []
         if tf.as_dtype(value.dtype) not in tf_private.SLICEABLE_DTYPES:
-            gathered = self._group.gather_rows(value)
-            return PartTensor(gathered) if self._group.is_first else None
-        if not len(value):
-            return None
-        first = sum(counts[: self._group.rank])
-        return PartTensor(
-            value,
-            slice_specs.of_rows(
-                [sum(counts), *value.shape[1:]], first, len(value)
-            ),
+            rows = value.numpy() if isinstance(value, ChangedValues) else value
+            gathered = self._group.gather_rows(rows)
+            return slices_of(label, gathered) if self._group.is_first else []
+        return slices_of(
+            label, value, sum(counts[: self._group.rank]), sum(counts)
         )
 
-    def write_part(
-        self, tensors: Mapping[str, PartTensor]
-    ) -> dict[str, Any] | None:
+    def write_part(self, slices: Sequence[Slice]) -> dict[str, Any] | None:
         """Writes the part of this process.
 
         Args:
-          tensors: Tensors of the part by name in the delta.
+          slices: Slices of all tensors that this process writes.
 
         Returns:
           Size and checksum of the part, or None if this process has no tensor.
@@ -184,7 +330,7 @@ class ProcessesDelta:
         Raises:
           OSError: If the part cannot be written.
         """
-        if not tensors:
+        if not slices:
             return None
         if storage.is_local(self._folder) and not os.path.isdir(self._folder):
             raise FileNotFoundError(
@@ -195,17 +341,11 @@ class ProcessesDelta:
                 self._folder,
             )
         prefix = self._prefix_of(self._group.rank)
-        with tf.device("CPU:0"), files.os_errors(prefix):
-            tf.raw_ops.SaveV2(
-                prefix=prefix,
-                tensor_names=list(tensors),
-                shape_and_slices=[one.spec for one in tensors.values()],
-                tensors=[one.value for one in tensors.values()],
-            )
+        _write_here(prefix, slices)
         path = f"{prefix}.data-00000-of-00001"
         for one in (path, f"{prefix}.index"):
             files.sync(one)
-        return _describe(path)
+        return describe(path)
 
     def finish(
         self,
@@ -275,14 +415,9 @@ class ProcessesDelta:
         )
         prefix = os.path.join(new, chain.TENSORS)
         written = [number for number, one in enumerate(parts) if one]
-        with tf.device("CPU:0"), files.os_errors(self._path):
-            tf.raw_ops.MergeV2Checkpoints(
-                checkpoint_prefixes=[self._prefix_of(one) for one in written],
-                destination_prefix=prefix,
-                delete_old_dirs=False,
-            )
+        _merge([self._prefix_of(one) for one in written], prefix)
         described = {
-            f"{chain.TENSORS}.index": _describe(f"{prefix}.index"),
+            f"{chain.TENSORS}.index": describe(f"{prefix}.index"),
             # TensorFlow numbers the data files in the order of the parts.
             **{
                 f"{chain.TENSORS}.data-{index:05d}-of-{len(written):05d}": part
@@ -321,7 +456,7 @@ class ProcessesDelta:
             raise
 
 
-def _describe(path: str) -> dict[str, Any]:
+def describe(path: str) -> dict[str, Any]:
     """Returns the entry of a file in `Meta.files`."""
     return {
         "num_bytes": storage.size(path),

@@ -15,9 +15,8 @@ from tf_layoutmap.deltas.served.chain import Meta
 from tf_layoutmap.embedding import processes
 from tf_layoutmap.embedding.backend import EngineBackend, EngineChanges
 from tf_layoutmap.embedding.configs import open_tables
-from tf_layoutmap.embedding.divided.tables import DividedTable
-from tf_layoutmap.embedding.servers.changes import ServerChanges
 from tf_layoutmap.embedding.table_access import TableAccess
+from tf_layoutmap.embedding.table_store import Part
 
 Array = np.ndarray[Any, Any]
 
@@ -159,7 +158,6 @@ class WatchedTables:
 
     Attributes:
       has_several_embeddings: Whether more than one embedding is recorded.
-      is_on_servers: Whether the tables are on parameter servers.
       tables: Tables by label. The labels are the names of the tables in a
         delta: see `labels_of`.
     """
@@ -196,20 +194,32 @@ class WatchedTables:
                 EngineBackend, one._state.require_host("DeltaWriter")
             )
             self._parts.append((backend, backend.watch_changes(), own))
-        self.is_on_servers = any(
-            isinstance(changes, ServerChanges) for _, changes, _ in self._parts
-        )
         self._num_replaced = self._count_replaced()
 
     def is_sharded(self) -> dict[str, bool]:
-        """Returns whether each table is sharded over processes, by name."""
+        """Returns whether each table is sharded over processes, by label."""
         return {
-            name: any(
-                isinstance(variable, DividedTable)
-                for variable in one.variables.values()
-            )
-            for name, one in self.tables.items()
+            label: backend.store.is_sharded
+            for backend, _, labels in self._parts
+            for label in labels.values()
         }
+
+    def parts(self, table: str) -> list[Part]:
+        """Returns the parts of a table that this process can read.
+
+        Args:
+          table: Label of the table.
+        """
+        for backend, _, labels in self._parts:
+            names = [one.name for one in backend.store.spec.tables]
+            for number, name in enumerate(names):
+                if labels[name] == table:
+                    return [
+                        part
+                        for part in backend.store.local_parts(number)
+                        if part.rows
+                    ]
+        raise KeyError(table)
 
     def check_can_serve(self) -> None:
         """Checks that deltas can be applied to served models.

@@ -2,7 +2,8 @@
 
 `watched.py` records the changes of one or several embeddings, and `weights.py`
 finds all other variables of a model. `delta_files.py` writes the files of one
-delta, and `parts.py` the files of a delta that several processes write.
+delta, and `parts.py` the parts of a delta that servers or several processes
+write.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ from tf_layoutmap.deltas.weights import (
     Weight,
 )
 from tf_layoutmap.embedding import checkpointing, processes
-from tf_layoutmap.embedding.divided.tables import DividedTable
-from tf_layoutmap.vocabulary import bucket_layout, checkpoint_files, state
+from tf_layoutmap.vocabulary import checkpoint_files, state
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import AnyEmbedding, KerasLayer
@@ -491,22 +491,16 @@ class DeltaWriter:
             error,
         )
         contents = self._contents(found)
-        tensors = {}
+        slices = []
         for table, by_name in contents.tensors.items():
             contents.tables[table]["num_rows"] = delta.num_rows(table)
             for name, value in by_name.items():
-                part = delta.tensors_of(table, name, value)
-                if part is not None:
-                    tensors[f"{table}/{name}"] = part
+                slices += delta.slices_of(table, name, value)
         if self._processes.is_first:
             # All processes have the same values.
-            tensors.update(
-                {
-                    name: parts.PartTensor(value)
-                    for name, value in found.tensors_of_weights().items()
-                }
-            )
-        wait = self._thread.submit(delta.write_part, tensors).result
+            for name, value in found.tensors_of_weights().items():
+                slices += parts.slices_of(name, value)
+        wait = self._thread.submit(delta.write_part, slices).result
         return lambda: self._record(
             delta.finish(wait, lambda of_files: self._meta(contents, of_files)),
             contents,
@@ -579,32 +573,28 @@ class DeltaWriter:
         """Adds all rows that differ from the files to `_extra_rows`."""
         for table, one in self._watched.tables.items():
             rows = [self._extra_rows.get(table, np.zeros([0], np.int64))]
-            rows += [
-                self._differing_rows(table, name, variable)
-                for name, variable in one.variables.items()
-                if base_file.has_rows(name)
-            ]
+            for name, variable in one.variables.items():
+                if base_file.has_rows(name):
+                    rows += self._differing_rows(table, name, variable)
             self._extra_rows[table] = np.unique(np.concatenate(rows))
 
-    def _differing_rows(self, table: str, name: str, variable: Any) -> Array:
-        """Returns the rows of this process that differ from the files."""
-        if self._watched.is_on_servers:
-            return base_file.differing_rows_in_blocks(
-                self._stored_rows(table, name, variable), variable
-            )
-        if not isinstance(variable, DividedTable):
-            return base_file.differing_rows(self._stored(table, name), variable)
-        own = variable.rows
-        if not own:
-            return np.zeros([0], np.int64)
-        stored = self._stored_rows(table, name, variable).read(
-            own.start, own.stop
-        )
-        # Each lane of a bucket is a row of the table.
-        lanes = bucket_layout.KEYS_PER_BUCKET if name in base_file.LANES else 1
-        return (
-            base_file.differing_rows(stored, variable.block) + own.start * lanes
-        )
+    def _differing_rows(
+        self, table: str, name: str, variable: Any
+    ) -> list[Array]:
+        """Returns the rows of each part that differ from the files."""
+        reader = self._stored_rows(table, name, variable)
+        differing = []
+        for part in self._watched.parts(table):
+            rows = part.buckets if name in base_file.LANES else part.rows
+            if rows:
+                differing.append(
+                    base_file.differing_rows(
+                        reader.read(rows.start, rows.stop),
+                        part.variables[name],
+                        rows.start,
+                    )
+                )
+        return differing
 
     def _check_tables(self, before: Meta) -> None:
         """Raises a ValueError if existing deltas contain other tables."""

@@ -21,6 +21,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_layoutmap._core import literals, strategies
+from tf_layoutmap.embedding.table_store import TableStore
 from tf_layoutmap.vocabulary import key_rows
 
 
@@ -196,8 +197,9 @@ class EngineChanges(Protocol):
 
         Returns:
           The changes by table name. Each entry has `rows` (int64 row numbers,
-          ascending), `values` (the values of these rows by variable name) and
-          `whole` (the full values of small variables by name).
+          ascending), `values` (the values of these rows by variable name, as
+          `changes.ChangedValues`) and `whole` (the full values of small
+          variables by name).
 
         Raises:
           RuntimeError: If a later call of `watch_changes` has replaced this
@@ -207,7 +209,13 @@ class EngineChanges(Protocol):
 
 
 class EngineBackend(Backend, Protocol):
-    """Backend that also supports open lookups, eviction and statistics."""
+    """Backend that also supports open lookups, eviction and statistics.
+
+    Attributes:
+      store: The tables; without variables before `start`.
+    """
+
+    store: TableStore
 
     def open(self, features: Any, weights: Any) -> tuple[Any, list[tf.Tensor]]:
         """Looks up a batch; the caller may later pass gradients to `follow`.

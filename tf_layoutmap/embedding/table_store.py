@@ -191,6 +191,14 @@ class TableStore(abc.ABC):
             [self.run(part, function) for part in self.parts(table)]
         )
 
+    def local_parts(self, table: int) -> list[Part]:
+        """Returns the parts of this process, at least one.
+
+        If the process has no rows of the table, the variables of the part have
+        one row that is never read, and the part has no vocabulary.
+        """
+        return self.parts(table)
+
     def rows_by_process(self, table: int) -> list[range]:
         """Returns the rows that each process holds; one range without a group.
 

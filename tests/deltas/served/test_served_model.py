@@ -15,8 +15,7 @@ from tests.deltas.served import cases
 from tf_layoutmap.deltas import base as base_file
 from tf_layoutmap.deltas import delta_files
 from tf_layoutmap.deltas.served import chain, export_state
-from tf_layoutmap.embedding import tables
-from tf_layoutmap.embedding.host import changes
+from tf_layoutmap.embedding import changes, tables
 from tf_layoutmap.vocabulary import bucket_layout, state
 
 ROOT = pathlib.Path(__file__).parents[3]

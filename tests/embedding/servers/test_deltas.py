@@ -10,7 +10,7 @@ from tests.deltas.test_writer import check
 from tests.embedding.servers import local
 from tests.files import full_disk
 from tf_layoutmap.deltas import base as base_file
-from tf_layoutmap.deltas import server_parts
+from tf_layoutmap.deltas import parts
 from tf_layoutmap.embedding import tables
 
 tpu = tf.tpu.experimental.embedding
@@ -120,9 +120,9 @@ def test_steps_during_a_write_raise_and_no_row_is_lost(tmp_path, monkeypatch):
     changes = one._state.backend._changes
     whole = changes._whole
 
-    def train_during_the_call(table):
+    def train_during_the_call(table, copied):
         cases.train(one, 1)
-        return whole(table)
+        return whole(table, copied)
 
     monkeypatch.setattr(changes, "_whole", train_during_the_call)
     with pytest.raises(RuntimeError, match="while no step is in flight"):
@@ -157,15 +157,11 @@ def test_an_error_of_a_server_names_the_server(tmp_path):
     writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     cases.train(one, 0)
     writer._watched.take({}, found := {})
-    parts = server_parts._tensors_by_device(
-        {"rows": found["kinds"].values["parameters"]}
-    )
-    device = next(one for one in parts if one != "CPU:0")
+    slices = parts.slices_of("rows", found["kinds"].values["parameters"])
+    device = slices[0].device
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"CPU:[01] did not write its part"):
-        server_parts._write_part(
-            device, str(tmp_path / "file" / "part"), parts[device]
-        )
+        parts._write_part(device, str(tmp_path / "file" / "part"), slices)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +175,7 @@ def test_the_loss_of_a_server_is_not_an_error_of_files(monkeypatch, kind):
 
     monkeypatch.setattr(tf.raw_ops, "SaveV2", save)
     with pytest.raises(kind, match="Socket closed"):
-        server_parts._write_part("CPU:0", "part", [("rows", "", tf.ones([2]))])
+        parts._write_part("CPU:0", "part", [parts.Slice("rows", tf.ones([2]))])
 
 
 def test_a_missing_part_of_a_server_raises(tmp_path, monkeypatch):
@@ -188,13 +184,13 @@ def test_a_missing_part_of_a_server_raises(tmp_path, monkeypatch):
     base = cases.save(one, tmp_path / "base")
     writer = tlm.deltas.DeltaWriter(one, tmp_path / "deltas", base=base)
     cases.train(one, 0)
-    write_part = server_parts._write_part
+    write_part = parts._write_part
 
     def elsewhere(device, prefix, tensors):
         del prefix
         write_part(device, str(tmp_path / "other"), tensors)
 
-    monkeypatch.setattr(server_parts, "_write_part", elsewhere)
+    monkeypatch.setattr(parts, "_write_part", elsewhere)
     with pytest.raises(OSError, match="all servers share"):
         writer.write()
     monkeypatch.undo()

@@ -29,14 +29,12 @@ from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.divided import (
     key_exchange,
-    shard_changes,
     shard_keys,
     step_exchange,
     tables,
 )
 from tf_layoutmap.embedding.divided import vocabulary as divided_vocabulary
 from tf_layoutmap.embedding.host import (
-    changes,
     engine,
     multi_process,
     process_checks,
@@ -44,7 +42,7 @@ from tf_layoutmap.embedding.host import (
 from tf_layoutmap.embedding.host.backend import HostBackend
 from tf_layoutmap.embedding.host.engine import HostEngine, OpenLookup
 from tf_layoutmap.embedding.processes import Processes
-from tf_layoutmap.vocabulary import key_rows, key_tensors, state
+from tf_layoutmap.vocabulary import key_rows, key_tensors
 
 
 class DividedLookup(NamedTuple):
@@ -127,11 +125,6 @@ class DividedEngine(HostEngine):
         self._shard_keys = shard_keys.ShardKeys(
             spec_of_keys, spec, local_variables, first_rows
         )
-        self._variables = variables
-        self._own_rows = {
-            one.name: table.rows for one, table in zip(spec.tables, rows)
-        }
-        self._local_variables = local_variables
         super().__init__(
             local_spec,
             local_variables,
@@ -348,31 +341,6 @@ class DividedEngine(HostEngine):
     ) -> tuple[Any, int]:
         """Writes the keys of this process; see `ShardKeys.write_own`."""
         return self._shard_keys.write_own(self._handle, table, written)
-
-    def watch_changes(self) -> shard_changes.ShardChanges:
-        """Starts to record which rows of this process are written."""
-        # If this process has no shard of a table, its engine does not record
-        # keys of the table.
-        recorded = {
-            table: {
-                name: one
-                for name, one in by_name.items()
-                if self._own_rows[table] or name not in state.NAMES
-            }
-            for table, by_name in self._local_variables.items()
-        }
-        return shard_changes.ShardChanges(
-            changes.Changes(self._spec, recorded, self._handle),
-            self._own_rows,
-            {
-                table: {
-                    name: one
-                    for name, one in by_name.items()
-                    if name in changes.WHOLE and name in state.NAMES
-                }
-                for table, by_name in self._variables.items()
-            },
-        )
 
     def describe(self) -> dict[str, Any]:
         """Returns the counters and the steps in flight of this process."""
@@ -599,12 +567,6 @@ class DividedBackend(HostBackend):
             np.max(group.gather_int64(rows), axis=0),
             group.sum(num_new),
         )
-
-    def watch_changes(self) -> Any:
-        """Starts to record which rows of this process are written."""
-        assert isinstance(self.engine, DividedEngine)
-        self._changes = self.engine.watch_changes()
-        return self._changes
 
     def note_restore(self) -> None:
         """Counts a restore. All processes must restore the same checkpoints."""

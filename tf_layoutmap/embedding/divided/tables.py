@@ -25,6 +25,7 @@ from tf_layoutmap.embedding.divided.row_transfer import (
 )
 from tf_layoutmap.embedding.processes import Processes
 from tf_layoutmap.sharded.routing.checks import known_size
+from tf_layoutmap.vocabulary import state
 
 Array = np.ndarray[Any, Any]
 
@@ -386,6 +387,28 @@ class ProcessStore(table_store.TableStore):
 
     def _is_here(self, rank: int) -> bool:
         return rank == self.group.rank
+
+    def local_parts(self, table: int) -> list[table_store.Part]:
+        """Returns the part of this process; see `TableStore`."""
+        parts = self.parts(table)
+        if self.group.rank < len(parts):
+            return [parts[self.group.rank]]
+        by_name = self.variables[self.spec.tables[table].name]
+        return [
+            table_store.Part(
+                table,
+                self.group.rank,
+                self.local_rows(table),
+                by_name[tables.PARAMETERS].block.device,
+                self.group.rank,
+                {
+                    name: tables.shards_of(variable)
+                    for name, variable in by_name.items()
+                    if name not in state.NAMES
+                },
+                {},
+            )
+        ]
 
     def collect(self, results: Sequence[Any]) -> list[Any]:
         """Sends the result of each part to all processes; see `TableStore`."""

@@ -15,12 +15,17 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tf_layoutmap._core.strategies import HOST
-from tf_layoutmap.embedding import processes, replicas, resizing, table_store
+from tf_layoutmap.embedding import (
+    changes,
+    processes,
+    replicas,
+    resizing,
+    table_store,
+)
 from tf_layoutmap.embedding import steps as step_gradients
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.host import (
     batches,
-    changes,
     multi_process,
     step_strings,
 )
@@ -363,7 +368,8 @@ class HostBackend:
     def watch_changes(self) -> Any:
         """Starts to record which rows are written."""
         self._changes = changes.Changes(
-            self._spec, self.store.variables, self._started.handle
+            self.store,
+            [changes.recorder_of_engine(self._started.handle, self.store)],
         )
         return self._changes
 

@@ -13,12 +13,17 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from tf_layoutmap.embedding import replicas, resizing, steps, table_store
+from tf_layoutmap.embedding import (
+    changes,
+    replicas,
+    resizing,
+    steps,
+    table_store,
+)
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.host import batches, engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.servers import (
-    changes,
     closure_trace,
     closures,
     evicted_reports,
@@ -91,7 +96,7 @@ class ServersBackend:
         self._lookups = lookups.Lookups()
         self._ops: step_ops.StepOps | None = None
         self._evicted: evicted_reports.EvictedReports | None = None
-        self._changes: changes.ServerChanges | None = None
+        self._changes: changes.Changes | None = None
 
     @property
     def mark_shape(self) -> tuple[int, ...]:
@@ -332,10 +337,12 @@ class ServersBackend:
     def watch_changes(self) -> Any:
         """Starts to record which rows are written."""
         started = self._started
-        self._changes = changes.ServerChanges(
-            self._spec,
-            self.store.variables,
-            started.servers,
+        self._changes = changes.Changes(
+            self.store,
+            [
+                started.recorder(server, self.store)
+                for server in started.servers
+            ],
             started.count_in_flight,
         )
         return self._changes

@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap._core import ops, tf_private
+from tf_layoutmap.embedding import changes
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.host import engine
@@ -28,6 +29,7 @@ from tf_layoutmap.embedding.servers import (
     prefetching,
     resource_order,
 )
+from tf_layoutmap.embedding.table_store import TableStore
 from tf_layoutmap.sharded.routing.checks import known_size
 
 
@@ -228,6 +230,23 @@ class StepOps:
         except BaseException:
             set_retired(False)
             raise
+
+    def recorder(self, server: Server, store: TableStore) -> changes.Recorder:
+        """Starts to record the rows that a server writes."""
+
+        def take(**arguments: Any) -> Sequence[tf.Tensor]:
+            return ops.take_server_rows(server=server.handle, **arguments)
+
+        return changes.Recorder(
+            lambda: ops.watch_server_rows(server=server.handle),
+            take,
+            [
+                store.parts(table)[shard]
+                for table, shard in zip(server.tables, server.numbers)
+            ],
+            server.device,
+            is_server=True,
+        )
 
     def plan(
         self,
