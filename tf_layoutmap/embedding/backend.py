@@ -266,6 +266,14 @@ class EngineBackend(Backend, Protocol):
         """
         ...
 
+    def report_evicted(self) -> int:
+        """Calls `on_evict` with evicted keys that were not reported yet.
+
+        Returns:
+          The number of these keys, for all tables.
+        """
+        ...
+
     def write_rows(
         self, table: int, written: key_rows.RowsToWrite
     ) -> tuple[Any, int]:

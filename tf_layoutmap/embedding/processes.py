@@ -168,6 +168,40 @@ class Processes:
             for other in range(self.size)
         ]
 
+    def gather_vectors(self, vector: tf.Tensor) -> list[tf.Tensor]:
+        """Returns the int64 vector of each process.
+
+        Args:
+          vector: Vector, whose size can differ between processes.
+        """
+        sizes = tf.ensure_shape(
+            self.all_gather(tf.shape(vector, tf.int64)), [self.size]
+        )
+        # All processes send at least one element, because TensorFlow's op ends
+        # the process if all tensors are empty.
+        padding = [[0, tf.reduce_max(sizes) + 1 - sizes[self.rank]]]
+        gathered = tf.reshape(
+            self.all_gather(tf.pad(vector, padding)), [self.size, -1]
+        )
+        return [
+            gathered[process, : sizes[process]] for process in range(self.size)
+        ]
+
+    def exchange_vectors(self, vectors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sends an int64 vector to each process; see `exchange`."""
+        words = [
+            tf.reshape(tf.bitcast(vector, tf.int32), [-1]) for vector in vectors
+        ]
+        sizes = self.all_gather(
+            tf.stack([tf.size(part, tf.int64) for part in words])[tf.newaxis]
+        )
+        received = self.exchange(
+            words, tf.ensure_shape(sizes, [self.size, self.size])
+        )
+        return [
+            tf.bitcast(tf.reshape(part, [-1, 2]), tf.int64) for part in received
+        ]
+
     def check_errors(
         self,
         is_bad: tf.Tensor,
@@ -237,6 +271,11 @@ class Processes:
             replicas, but must not be 0 in all replicas.
         """
         return tf.distribute.get_replica_context().all_gather(values, axis=0)
+
+    def is_in_replica(self) -> bool:
+        """Whether the caller is a replica of the strategy."""
+        context = tf.distribute.get_replica_context()
+        return context is not None and context.strategy is self._strategy
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls a function in the replica of this process.

@@ -10,11 +10,10 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
-import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
-from tf_layoutmap.embedding import inputs, processes, tables, tpu_program
+from tf_layoutmap.embedding import inputs, tables, tpu_program
 from tf_layoutmap.embedding.backend import EngineBackend
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.state import EmbeddingState
@@ -86,11 +85,8 @@ class TableAccess:
             return {}
         self.build()
         backend = cast(EngineBackend, self._state.backend)
-        class_of = getattr(
-            backend, "vocabulary_class", lambda number: state.Vocabulary
-        )
         return {
-            spec.name: class_of(number)(
+            spec.name: state.Vocabulary(
                 spec.title or spec.name,
                 functools.partial(self._current_vocabulary, number),
                 functools.partial(backend.evict_keys, number),
@@ -138,50 +134,19 @@ class TableAccess:
         """Returns access to the rows of a table with an open vocabulary."""
         backend = cast(EngineBackend, self._state.backend)
         spec = self._state.spec.tables[table]
-        slots = spec.slots
-
-        def shards() -> list[tuple[list[Any], list[Any]]]:
-            backend.before_read()
-            owner = tables.owner_of(self._state.spec, spec)
-            lanes, rows = (
-                [
-                    list(tables.shards_of(self._variables[table][name]))
-                    for name in names
-                ]
-                for table, names in (
-                    (owner.name, (state.KEYS, state.LAST_STEPS, state.COUNTS)),
-                    (
-                        spec.name,
-                        (tables.PARAMETERS, *(slot.name for slot in slots)),
-                    ),
-                )
-            )
-            return [
-                (list(lanes_here), list(rows_here))
-                for lanes_here, rows_here in zip(zip(*lanes), zip(*rows))
-            ]
-
         return key_rows.RowAccess(
             spec.dim,
             tf.as_dtype(spec.dtype),
-            {slot.name: slot.dim(spec.dim) for slot in slots},
-            shards,
+            {slot.name: slot.dim(spec.dim) for slot in spec.slots},
+            table,
+            lambda: backend.store,
+            backend.before_read,
             functools.partial(backend.write_rows, table),
-            self._state.replicas.is_first_process,
             self._kept_strings.get(
                 tables.owner_of(self._state.spec, spec).name
             ),
-            # Only servers report evicted keys later than in the step.
-            getattr(backend, "report_evicted", lambda: 0),
-            self._of_first_process,
+            backend.report_evicted,
         )
-
-    def _of_first_process(self, value: int) -> int:
-        """Returns the number of the first process; see `RowAccess`."""
-        if not self._state.replicas.has_processes:
-            return value
-        group = processes.of_strategy(self._state.replicas.strategy)
-        return int(group.gather_int64(np.array([value], np.int64))[0][0])
 
     def _resize(self, table: int, capacity: int) -> Any:
         """Changes the capacity of a table; see `Vocabulary.resize`."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import abc
 import copy
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
@@ -67,6 +68,37 @@ class Part:
         """The buckets of the vocabulary. The last row belongs to no bucket."""
         lanes = bucket_layout.KEYS_PER_BUCKET
         return range(self.rows.start // lanes, self.rows.stop // lanes)
+
+    def buckets_of_shards(self) -> list[int]:
+        """Returns the number of buckets of each shard of the part.
+
+        In processes that do not own the part, it is a single shard.
+        """
+        shards = self.vocabulary.get(state.KEYS)
+        if shards is None:
+            return [len(self.buckets)]
+        return [known_size(shard) for shard in shards]
+
+    def offsets(self) -> list[int]:
+        """Returns the cumulative numbers of buckets of the shards."""
+        return [0, *itertools.accumulate(self.buckets_of_shards())]
+
+    def key_variables(self) -> list[Sequence[Any]]:
+        """Returns the shards of the keys, of the last steps and of counts."""
+        return [
+            self.vocabulary[name]
+            for name in (state.KEYS, state.LAST_STEPS, state.COUNTS)
+        ]
+
+    def row_variables(self, slots: Iterable[str]) -> list[Sequence[Any]]:
+        """Returns the shards of the rows, and of each slot variable."""
+        return [self.variables[name] for name in (tables.PARAMETERS, *slots)]
+
+    @property
+    def numbers(self) -> Any:
+        """Variable with the statistics of the vocabulary."""
+        (variable,) = self.vocabulary[state.NUMBERS]
+        return variable
 
 
 class TableStore(abc.ABC):
@@ -184,6 +216,55 @@ class TableStore(abc.ABC):
           results: Results of `run`, in the order of the parts.
         """
         return list(results)
+
+    def send(self, part: Part, result: Any) -> Any:
+        """Returns the result of one part, in all processes; see `collect`."""
+        del part
+        return result
+
+    def check_can_read(self, call: str) -> None:
+        """Checks that `collect` is possible here.
+
+        Args:
+          call: Name of the call, for the message.
+
+        Raises:
+          RuntimeError: If tables are sharded over processes, and the call is
+            inside a `tf.function`.
+        """
+        del call
+
+    def ask(
+        self,
+        table: int,
+        arguments: tf.Tensor,
+        function: Callable[[Part, tf.Tensor], list[tf.Tensor]],
+        num_results: int,
+    ) -> list[list[tf.Tensor]]:
+        """Calls a function for each part, with the arguments of this process.
+
+        If tables are sharded over processes, all processes must call the method
+        together: outside of `tf.function`, or inside a `tf.function` in a
+        replica. The owner of a part calls the function once for the arguments
+        of each process.
+
+        Args:
+          table: Index of the table.
+          arguments: int64 vector, whose values and size can differ between
+            processes.
+          function: Function of a part and of arguments, which returns int64
+            vectors.
+          num_results: Number of vectors that `function` returns.
+
+        Returns:
+          The results of `function` for each part.
+        """
+        del num_results
+        results = []
+        for part in self.parts(table):
+            with tf.device(part.device):
+                results.append(function(part, arguments))
+        return results
 
     def each(self, table: int, function: Callable[[Part], Any]) -> list[Any]:
         """Calls a function for each part of a table; see `run`, `collect`."""

@@ -127,7 +127,7 @@ class KeyExpiry(tf.train.experimental.PythonState):
             _check_time(now)
         rows = self.vocabulary._rows
         # A pending pipelined update is applied first.
-        rows.shards()
+        rows.before_read()
         time_now = rows.of_first_process(
             round((time.time() if now is None else now) * 1e6)
         )
@@ -197,14 +197,14 @@ def _keys_used_until(vocabulary: state.Vocabulary, step: int) -> Array:
 
     The shards are read one after the other.
     """
-    found = [np.zeros([0], np.int64)]
-    variables = vocabulary._variables
-    for keys, steps in zip(
-        state.shards_of(variables[state.KEYS]),
-        state.shards_of(variables[state.LAST_STEPS]),
-        strict=True,
-    ):
-        keys, steps = keys.numpy().ravel(), steps.numpy().ravel()
-        is_used = keys != bucket_layout.EMPTY_KEY
-        found.append(keys[is_used & (steps <= step)])
-    return np.concatenate(found)
+
+    def used(part: Any) -> list[Array]:
+        keys_of_shards, steps_of_shards, _ = part.key_variables()
+        found = []
+        for keys, steps in zip(keys_of_shards, steps_of_shards, strict=True):
+            keys, steps = keys.numpy().ravel(), steps.numpy().ravel()
+            is_used = keys != bucket_layout.EMPTY_KEY
+            found.append(keys[is_used & (steps <= step)])
+        return [np.concatenate(found)]
+
+    return np.concatenate([keys for (keys,) in vocabulary._each("evict", used)])

@@ -18,6 +18,7 @@ from tf_layoutmap._core import checks, ops
 from tf_layoutmap.vocabulary import bucket_layout, key_tensors
 
 if TYPE_CHECKING:
+    from tf_layoutmap.embedding.table_store import Part, TableStore
     from tf_layoutmap.vocabulary.kept_strings import KeptStrings
 
 Array = np.ndarray[Any, Any]
@@ -141,28 +142,42 @@ class RowAccess:
       dim: Number of columns of the table.
       dtype: Dtype of the stored rows.
       slots: Number of columns of each slot variable, by name.
-      shards: Function that applies a pending update, and returns a tuple for
-        each shard: the variables of the keys, last steps and counts, and the
-        variables of the rows and of each slot variable.
+      table: Index of the table in its store.
+      store: Function that returns the current store of the tables.
+      before_read: Function that applies a pending update. It must be called
+        before rows are read.
       write: Function that writes rows, and returns the row of each key, or -1,
         and the number of keys that had no row before.
-      is_writer: Whether this process writes exported files.
       strings: The strings of the table's keys, or None.
       report_evicted: Function that calls `on_evict` with keys that were not
         reported yet, and returns their number.
-      of_first_process: Function that returns the number that the first process
-        passes. All processes must call it together.
     """
 
     dim: int
     dtype: tf.DType
     slots: dict[str, int]
-    shards: Callable[[], list[tuple[list[Any], list[Any]]]]
+    table: int
+    store: Callable[[], TableStore]
+    before_read: Callable[[], None]
     write: Callable[[RowsToWrite], tuple[Array, int]]
-    is_writer: bool = True
-    strings: KeptStrings | None = None
-    report_evicted: Callable[[], int] = lambda: 0
-    of_first_process: Callable[[int], int] = lambda value: value
+    strings: KeptStrings | None
+    report_evicted: Callable[[], int]
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this process writes exported files."""
+        group = self.store().group
+        return group is None or group.is_first
+
+    def of_first_process(self, value: int) -> int:
+        """Returns the number that the first process passes.
+
+        All processes must call the method together.
+        """
+        group = self.store().group
+        if group is None:
+            return value
+        return int(group.gather_int64(np.array([value]))[0][0])
 
 
 def check_rows(
@@ -472,34 +487,50 @@ def read_blocks(
       step: Function that returns the step of the vocabulary.
       key_type: Function that returns the kind of the keys.
     """
-    dims = [access.dim, *access.slots.values()]
-    dtypes = [access.dtype, *(tf.float32 for _ in access.slots)]
+    access.before_read()
+    store = access.store()
     per_block = max(1, block_size // bucket_layout.KEYS_PER_BUCKET)
-    for lanes, values in access.shards():
-        num_buckets = int(lanes[0].shape[0])
-        for begin in range(0, num_buckets, per_block):
-            with tf.device(lanes[0].device):
-                found = ops.read_keys(
-                    lanes=[one.handle for one in lanes],
-                    shards=[one.handle for one in values],
-                    begin=tf.constant(begin, tf.int64),
-                    end=tf.constant(
-                        min(begin + per_block, num_buckets), tf.int64
+    for part in store.parts(access.table):
+        for shard, num_buckets in enumerate(part.buckets_of_shards()):
+            for begin in range(0, num_buckets, per_block):
+                end = min(begin + per_block, num_buckets)
+                block = store.send(
+                    part,
+                    store.run(
+                        part,
+                        lambda part, shard=shard, begin=begin, end=end: _read(
+                            access, table, part, shard, begin, end
+                        ),
                     ),
-                    Tvalues=dtypes,
-                    dims=dims,
-                    table=table,
                 )
-            rows, *slots = (one.numpy() for one in found.values)
-            if len(rows):
-                keys = found.keys.numpy()
-                yield KeyBlock(
-                    keys,
-                    rows.astype(np.float32, copy=False),
-                    dict(zip(access.slots, slots)),
-                    found.counts.numpy(),
-                    found.last_steps.numpy(),
-                    step(),
-                    key_type(),
-                    access.strings and access.strings.names(keys),
-                )
+                keys, counts, last_steps, rows, *slots = map(np.asarray, block)
+                if len(keys):
+                    yield KeyBlock(
+                        keys,
+                        rows.astype(np.float32, copy=False),
+                        dict(zip(access.slots, slots)),
+                        counts,
+                        last_steps,
+                        step(),
+                        key_type(),
+                        access.strings and access.strings.names(keys),
+                    )
+
+
+def _read(
+    access: RowAccess, table: str, part: Part, shard: int, begin: int, end: int
+) -> list[tf.Tensor]:
+    """Returns keys, counts, last steps, rows and slots of some buckets."""
+    block = ops.read_keys(
+        lanes=[variables[shard].handle for variables in part.key_variables()],
+        shards=[
+            variables[shard].handle
+            for variables in part.row_variables(access.slots)
+        ],
+        begin=tf.constant(begin, tf.int64),
+        end=tf.constant(end, tf.int64),
+        Tvalues=[access.dtype, *(tf.float32 for _ in access.slots)],
+        dims=[access.dim, *access.slots.values()],
+        table=table,
+    )
+    return [block.keys, block.counts, block.last_steps, *block.values]

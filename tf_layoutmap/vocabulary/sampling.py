@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -16,27 +15,9 @@ from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import TensorLike
+    from tf_layoutmap.embedding.table_store import Part
 
 DISTRIBUTIONS = ("count", "uniform")
-
-
-@dataclasses.dataclass(frozen=True)
-class CountedShards:
-    """Shards of a vocabulary that one op can read, because they are local.
-
-    Attributes:
-      lanes: The variables of the keys, of the last steps and of the counts, as
-        three lists with one variable per shard.
-      numbers: Variable that contains the step of the shards.
-    """
-
-    lanes: Sequence[Sequence[Any]]
-    numbers: Any
-
-    @property
-    def sizes(self) -> list[int]:
-        """Number of buckets of each shard."""
-        return [int(shard.shape[0]) for shard in self.lanes[0]]
 
 
 class KeyCounts(abc.ABC):
@@ -46,8 +27,13 @@ class KeyCounts(abc.ABC):
     name: str
 
     @abc.abstractmethod
-    def _counted_shards(self) -> list[CountedShards]:
-        """Returns the shards, grouped by the process that holds them."""
+    def _ask(
+        self,
+        arguments: tf.Tensor,
+        function: Callable[[Part, tf.Tensor], list[tf.Tensor]],
+        num_results: int,
+    ) -> list[list[tf.Tensor]]:
+        """Calls a function for each part; see `TableStore.ask`."""
 
     @abc.abstractmethod
     def _read_keys(self, keys: Any) -> tuple[tf.Tensor, int]:
@@ -104,23 +90,24 @@ class KeyCounts(abc.ABC):
         """
         check_has_kernels("counts", self.name)
         found, kind = self._read_keys(keys)
-        shards = self._counted_shards()
-        num_buckets = sum(sum(one.sizes) for one in shards)
-        first = 0
-        counts = []
+
+        def count(part: Part, keys: tf.Tensor) -> list[tf.Tensor]:
+            return [
+                ops.count_keys(
+                    **_arguments(self, part),
+                    keys=keys,
+                    vocabulary_buckets=self.settings.num_buckets,
+                )
+            ]
+
         with tf.control_dependencies(self._check_kind(kind)):
-            for one in shards:
-                with tf.device(one.lanes[0][0].device):
-                    counts.append(
-                        ops.count_keys(
-                            **_arguments(self, one, first),
-                            keys=found,
-                            vocabulary_buckets=num_buckets,
-                        )
-                    )
-                first += sum(one.sizes)
-            # A key can have a row in only one shard. Its other counts are 0.
-            return counts[0] if len(counts) == 1 else tf.add_n(counts)
+            counts = [
+                result
+                for (result,) in self._ask(tf.reshape(found, [-1]), count, 1)
+            ]
+            # A key can have a row in only one part. Its other counts are 0.
+            total = counts[0] if len(counts) == 1 else tf.add_n(counts)
+            return tf.reshape(total, tf.shape(found))
 
 
 class SampledKeys(NamedTuple):
@@ -230,21 +217,24 @@ def sample_keys(
     check_has_kernels("sample_keys", vocabulary.name)
     number = _read_number(num_sampled, where)
     seeds = _read_seed(seed, where)
-    first = 0
-    shards = vocabulary._counted_shards()
-    parts = []
-    for place, one in enumerate(shards):
-        with tf.device(one.lanes[0][0].device):
-            parts.append(
-                ops.sample_keys(
-                    **_arguments(vocabulary, one, first),
-                    num_sampled=number,
-                    # Each shard needs other random numbers.
-                    seed=seeds + tf.constant([0, place], tf.int64),
-                    by=distribution,
-                )
-            )
-        first += sum(one.sizes)
+
+    def sample(part: Part, arguments: tf.Tensor) -> list[tf.Tensor]:
+        sampled = ops.sample_keys(
+            **_arguments(vocabulary, part),
+            num_sampled=arguments[0],
+            # Each part needs other random numbers.
+            seed=tf.reshape(arguments[1:], [2])
+            + tf.constant([0, part.index], tf.int64),
+            by=distribution,
+        )
+        return [*sampled[:3], tf.reshape(sampled.total, [1])]
+
+    parts = [
+        _Sample(keys, rows, weights, tf.reshape(total, []))
+        for keys, rows, weights, total in vocabulary._ask(
+            tf.concat([tf.reshape(number, [1]), seeds], 0), sample, 4
+        )
+    ]
     if len(parts) == 1:
         keys, rows, weights, total = parts[0]
     else:
@@ -271,18 +261,33 @@ def check_has_kernels(function: str, table: str) -> None:
         )
 
 
-def _arguments(
-    vocabulary: KeyCounts, shards: CountedShards, first_bucket: int
-) -> dict[str, Any]:
+class _Sample(NamedTuple):
+    """Keys that were sampled from one part of a vocabulary.
+
+    Attributes:
+      keys: Sampled keys, int64, as the following attributes.
+      rows: The row of each key.
+      weights: The weight of each key.
+      total: Sum of the weights of all keys of the part.
+    """
+
+    keys: tf.Tensor
+    rows: tf.Tensor
+    weights: tf.Tensor
+    total: tf.Tensor
+
+
+def _arguments(vocabulary: KeyCounts, part: Part) -> dict[str, Any]:
     """Returns the arguments that both ops have."""
-    offsets = [0]
-    for size in shards.sizes:
-        offsets.append(offsets[-1] + size)
     return {
-        "lanes": [one.handle for lane in shards.lanes for one in lane],
-        "numbers": shards.numbers.handle,
-        "offsets": offsets,
-        "first_bucket": first_bucket,
+        "lanes": [
+            shard.handle
+            for variables in part.key_variables()
+            for shard in variables
+        ],
+        "numbers": part.numbers.handle,
+        "offsets": part.offsets(),
+        "first_bucket": part.buckets.start,
         "half_life_steps": vocabulary.settings.half_life_steps or 0,
         "table": vocabulary.name,
     }

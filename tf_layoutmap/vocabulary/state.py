@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,10 +25,11 @@ from tf_layoutmap.vocabulary import (
     stored_keys,
 )
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
-from tf_layoutmap.vocabulary.sharded_numbers import KIND, STEP, ShardedNumbers
+from tf_layoutmap.vocabulary.sharded_numbers import KIND, STEP
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import TensorLike, VocabularyStats
+    from tf_layoutmap.embedding.table_store import Part, TableStore
 
 Array = np.ndarray[Any, Any]
 Variables = dict[str, Any]
@@ -163,7 +164,9 @@ class Vocabulary(sampling.KeyCounts):
 
     def read_keys_by_row(self) -> tf.Tensor:
         """Returns all values of `key_variable`, `[num_buckets, 8]` int64."""
-        return tf.concat(shards_of(self.key_variable), axis=0)
+        return tf.concat(
+            [keys for (keys,) in self._each("read_keys_by_row", _keys_of)], 0
+        )
 
     def lookup(self, keys: TensorLike | stored_keys.StoredKeys) -> tf.Tensor:
         """Returns the row of each key, or -1 for unknown keys.
@@ -226,7 +229,13 @@ class Vocabulary(sampling.KeyCounts):
           tf.errors.InvalidArgumentError: If the string of a key is not known,
             because the key is from a file or checkpoint without strings.
         """
-        stored = tf.reshape(tf.convert_to_tensor(self.key_variable), [-1])
+        stored = tf.concat(
+            [
+                tf.reshape(keys, [-1])
+                for (keys,) in self._each("keys", _keys_of)
+            ],
+            0,
+        )
         keys = tf.boolean_mask(stored, stored != bucket_layout.EMPTY_KEY)
         strings = self._rows.strings
         return keys if strings is None else strings.require(keys)
@@ -464,6 +473,7 @@ class Vocabulary(sampling.KeyCounts):
           RuntimeError: If the method is called inside a `tf.function`.
         """
         _require_eager("blocks")
+        self._store("blocks")
         checks.check_int(
             "block_size", block_size, lowest=bucket_layout.KEYS_PER_BUCKET
         )
@@ -624,43 +634,53 @@ class Vocabulary(sampling.KeyCounts):
         _require_eager("resize")
         return self._resize(capacity)
 
-    def _find(self, keys: tf.Tensor) -> tf.Tensor:
-        if isinstance(self._variables[NUMBERS], ShardedNumbers):
-            # The shards are in several processes, which the op `find_keys`
-            # does not support.
-            rows = stock_find.find_rows(
-                self.key_variable, self._num_buckets, tf.reshape(keys, [-1])
-            )
-            is_known = rows < bucket_layout.KEYS_PER_BUCKET * self._num_buckets
-            return tf.reshape(
-                tf.where(is_known, rows, tf.constant(-1, tf.int64)),
-                tf.shape(keys),
-            )
-        return ops.find_keys(
-            shards=[one.handle for one in shards_of(self.key_variable)],
-            offsets=self._offsets(),
-            keys=keys,
-            table=self.name,
+    def _store(self, method: str) -> TableStore:
+        """Returns the store, after a check that it can be read here."""
+        store = self._rows.store()
+        store.check_can_read(f"`{method}` of vocabulary {self.name!r}")
+        return store
+
+    def _each(
+        self, method: str, function: Callable[[Part], list[Any]]
+    ) -> list[Any]:
+        return self._store(method).each(self._rows.table, function)
+
+    def _ask(
+        self,
+        arguments: tf.Tensor,
+        function: Callable[[Part, tf.Tensor], list[tf.Tensor]],
+        num_results: int,
+    ) -> list[list[tf.Tensor]]:
+        return self._rows.store().ask(
+            self._rows.table, arguments, function, num_results
         )
 
-    def _counted_shards(self) -> list[sampling.CountedShards]:
-        numbers = self._variables[NUMBERS]
-        names = (KEYS, LAST_STEPS, COUNTS)
-        lanes = [shards_of(self._variables[name]) for name in names]
-        if not isinstance(numbers, ShardedNumbers):
-            return [sampling.CountedShards(lanes, numbers)]
-        return [
-            sampling.CountedShards([[one] for one in shard], copy)
-            for *shard, copy in zip(*lanes, numbers.variables)
+    def _find(self, keys: tf.Tensor) -> tf.Tensor:
+        num_buckets = self._num_buckets
+
+        def find(part: Part, keys: tf.Tensor) -> list[tf.Tensor]:
+            return [
+                ops.find_keys(
+                    shards=[shard.handle for shard in part.vocabulary[KEYS]],
+                    offsets=part.offsets(),
+                    keys=keys,
+                    table=self.name,
+                    first_bucket=part.buckets.start,
+                    vocabulary_buckets=num_buckets,
+                )
+            ]
+
+        rows = [
+            found for (found,) in self._ask(tf.reshape(keys, [-1]), find, 1)
         ]
+        # A key can have a row in only one part. Its other rows are -1.
+        highest = (
+            rows[0] if len(rows) == 1 else tf.reduce_max(tf.stack(rows), 0)
+        )
+        return tf.reshape(highest, tf.shape(keys))
 
     def _count_keys(self) -> int:
-        return sum(_num_keys(one) for one in shards_of(self.key_variable))
-
-    def _offsets(self) -> Sequence[int]:
-        return bucket_layout.bucket_partition(
-            self._num_buckets, len(shards_of(self.key_variable))
-        ).offsets
+        return sum(int(count) for (count,) in self._each("stats", _num_keys_of))
 
     def _read_keys(self, keys: Any) -> tuple[tf.Tensor, int]:
         return key_tensors.read_keys(keys, f"table {self.name!r}")
@@ -690,10 +710,18 @@ def _require_eager(method: str) -> None:
         raise RuntimeError(f"`{method}` must be called outside tf.function.")
 
 
-def _num_keys(shard: tf.Variable) -> int:
-    # The keys are counted on the device of the shard, so that only the result
-    # is transferred.
-    with tf.device(shard.device):
-        return int(
-            tf.math.count_nonzero(tf.not_equal(shard, bucket_layout.EMPTY_KEY))
+def _keys_of(part: Part) -> list[tf.Tensor]:
+    """Returns the keys of a part by bucket."""
+    return [tf.concat(part.vocabulary[KEYS], 0)]
+
+
+def _num_keys_of(part: Part) -> list[tf.Tensor]:
+    """Returns the number of keys of a part."""
+    return [
+        tf.add_n(
+            [
+                tf.math.count_nonzero(shard != bucket_layout.EMPTY_KEY)
+                for shard in part.vocabulary[KEYS]
+            ]
         )
+    ]

@@ -11,7 +11,8 @@ activations, evicted keys and reads of this process. Continues from the
 checkpoint `restart` if it exists. With HOW "full", a step fails because a
 vocabulary is full, and with HOW "failing evict", "failing resize" and "failing
 step" because `on_evict` raises an error; FOLDER then contains the errors. With
-HOW "refused", FOLDER contains the errors of unsupported calls.
+HOW "refused", FOLDER contains the errors of unsupported calls. With HOW
+"sampled", FOLDER contains lookups, counts and samples of keys.
 """
 
 import json
@@ -251,6 +252,46 @@ def fail_on_evict(strategy, worker, how):
     return found
 
 
+def read_keys(items, worker):
+    """Returns lookups, counts and samples, which differ between processes."""
+    keys = tf.constant(1009 * np.arange(20 + worker)[:, None] - [5, -95])
+    found = {"rows": items.lookup(keys), "counts": items.counts(keys)}
+    for number, distribution in enumerate(("count", "uniform")):
+        sampled = tlm.ops.sample_keys(
+            items, 9 + worker, distribution=distribution, seed=[worker, number]
+        )
+        found |= {
+            f"{distribution}/{name}": value
+            for name, value in sampled._asdict().items()
+        }
+    return found
+
+
+def sample(strategy, folder, worker):
+    """Writes reads of keys, outside of functions and in a training step."""
+    with strategy.scope():
+        embedding = plan.embedding(over_processes="sharded")
+    embedding.build()
+    step = plan.train_step(embedding, strategy)
+    for number in range(3):
+        step(*plan.batch(number, worker))
+    checkpoints.restored(embedding, folder, worker)("end")
+    items = embedding.vocabularies["items"]
+
+    @tf.function
+    def in_replica():
+        return strategy.run(lambda: read_keys(items, worker))
+
+    for name, found in (
+        ("eager", read_keys(items, worker)),
+        ("in a replica", in_replica()),
+    ):
+        np.savez(
+            folder / f"{name} {worker}.npz",
+            **{key: value.numpy() for key, value in found.items()},
+        )
+
+
 def refuse(strategy, worker):
     """Returns the errors of unsupported calls, in JSON."""
     with strategy.scope():
@@ -272,7 +313,6 @@ def refuse(strategy, worker):
     calls = {
         "lookup in a function": tf.function(lambda: items.lookup([1])),
         "keys in a function": tf.function(lambda: items.keys()),
-        "sample": lambda: tlm.ops.sample_keys(items, 4, seed=1),
         "evict other": lambda: items.evict([worker]),
         "write other": lambda: items.write([worker]),
         "keep strings": keep_strings,
@@ -297,6 +337,9 @@ def main(folder, num_steps, how, order="exact"):
         "failing step": lambda: fail_on_evict(strategy, worker, how),
         "refused": lambda: refuse(strategy, worker),
     }
+    if how == "sampled":
+        sample(strategy, folder, worker)
+        return
     call = calls.get(how.removesuffix(" by token"))
     if call is not None:
         (folder / f"{worker}.txt").write_text(call())

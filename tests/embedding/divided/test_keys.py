@@ -9,6 +9,7 @@ import tensorflow as tf
 from tests import processes, strategies
 from tests.embedding.divided import keys_program as program
 from tests.embedding.host import open_tables_program as plan
+from tests.embedding.servers import local
 
 NUM_STEPS = 8
 # Starting the processes takes most of the time of a test.
@@ -196,6 +197,26 @@ def test_an_error_of_on_evict_undoes_the_call_in_all_processes(run, how):
 
 
 @pytest.mark.slow
+def test_processes_read_and_sample_keys_as_servers_with_these_shards(run):
+    """Lookups, counts and samples also work in a training step."""
+    folder = run(2, "sampled")
+    with local.servers(2):
+        embedding = plan.embedding()
+    embedding.build()
+    checkpoint = tf.train.Checkpoint(embedding=embedding)
+    checkpoint.read(str(folder / "end")).assert_consumed()
+    for worker in range(2):
+        expected = program.read_keys(embedding.vocabularies["items"], worker)
+        assert tf.reduce_sum(expected["counts"]) > 10
+        for case in ("eager", "in a replica"):
+            found = np.load(folder / f"{case} {worker}.npz")
+            for name, value in expected.items():
+                np.testing.assert_array_equal(
+                    found[name], value, err_msg=f"{case}: {name}"
+                )
+
+
+@pytest.mark.slow
 def test_unsupported_calls_raise_in_all_processes(run):
     folder = run(2, "refused")
     for worker in range(2):
@@ -203,7 +224,6 @@ def test_unsupported_calls_raise_in_all_processes(run):
         for name, words in {
             "lookup in a function": "outside of tf.function, by all processes",
             "keys in a function": "must be called outside of tf.function",
-            "sample": "Sampling of keys is not supported with over_processes",
             "evict other": "The keys in `evict` of table 'items' must be equal",
             "write other": "The arguments of `write` of table 'items' must be",
             "keep strings": "`keep_strings` of tlm.vocabulary.OpenVocabulary "

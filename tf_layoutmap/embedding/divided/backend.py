@@ -15,8 +15,7 @@ number of replicas.
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -33,7 +32,6 @@ from tf_layoutmap.embedding.divided import (
     step_exchange,
     tables,
 )
-from tf_layoutmap.embedding.divided import vocabulary as divided_vocabulary
 from tf_layoutmap.embedding.host import (
     engine,
     multi_process,
@@ -485,24 +483,6 @@ class DividedBackend(HostBackend):
                 )
             )
         return self.engine.look_up_only(samples)
-
-    def vocabulary_class(
-        self, table: int
-    ) -> Callable[..., divided_vocabulary.DividedVocabulary]:
-        """Returns a function that creates the `Vocabulary` of a table."""
-
-        def find_own(keys: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            # A resize replaces the engine.
-            assert isinstance(self.engine, DividedEngine)
-            return self.engine.shard_keys.find_own(table, keys)
-
-        return functools.partial(
-            divided_vocabulary.DividedVocabulary,
-            find_own=find_own,
-            find_group=functools.partial(
-                processes.of_strategy, self._replicas.strategy
-            ),
-        )
 
     def evict_keys(
         self, table: int, keys: tf.Tensor, *, expired: bool

@@ -90,8 +90,11 @@ class DividedNumbers(tf_private.Trackable):
         values[:] = self.numpy()
 
     def __getitem__(self, index: int) -> tf.Tensor:
-        """Returns one number; see `numpy`."""
-        return tf.constant(self.numpy()[index])
+        """Returns one number; see `numpy`. Replicas can call the method."""
+        if tf.executing_eagerly() or not self._transfer.is_in_replica():
+            return tf.constant(self.numpy()[index])
+        own = self._transfer.of_processes(self.block[index])
+        return (tf.reduce_max if index in (STEP, KIND) else tf.reduce_sum)(own)
 
     def assign(self, values: Any) -> tf.Operation:
         """Assigns the total numbers, in all processes.

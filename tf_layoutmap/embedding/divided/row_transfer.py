@@ -180,6 +180,14 @@ class RowTransfer:
         by_owner = tf.reshape(tf.concat(rows, 0), [-1, dim])
         return tf.cast(tf.gather(by_owner, tf.argsort(order)), table.dtype)
 
+    def is_in_replica(self) -> bool:
+        """Whether the caller is a replica, which can call collectives."""
+        return self._group.is_in_replica()
+
+    def of_processes(self, value: tf.Tensor) -> tf.Tensor:
+        """Returns the int64 scalar of each process, in a replica."""
+        return self._group.all_gather(value[tf.newaxis])
+
     def all_gather(self, rows: tf.Tensor) -> tf.Tensor:
         """Returns the rows of all processes, concatenated along axis 0.
 

@@ -232,27 +232,6 @@ class ShardKeys(open_tables.OpenTables):
         if table in self._numbers:
             self.undo_eviction(engine, table, why)
 
-    def find_own(self, table: int, keys: Array) -> Array:
-        """Returns the row of each key, or -1 for keys of other processes.
-
-        Args:
-          table: Index of the table.
-          keys: int64 keys.
-        """
-        if table not in self._numbers:
-            return np.full(keys.shape, -1, np.int64)
-        shard = self._of_table[table]["state"][0]
-        settings = self._spec.tables[table].vocabulary.settings
-        with tf.device(shard.device):
-            return ops.find_keys(
-                shards=[shard.handle],
-                offsets=[0, int(shard.shape[0])],
-                keys=tf.constant(keys, tf.int64),
-                table=self._spec.tables[table].name,
-                first_bucket=self._first_bucket(table),
-                vocabulary_buckets=settings.num_buckets,
-            ).numpy()
-
     def write_own(
         self, engine: tf.Tensor, table: int, written: key_rows.RowsToWrite
     ) -> tuple[Array, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -418,6 +418,74 @@ class ProcessStore(table_store.TableStore):
         messages = self.group.gather_bytes(b"" if own is None else _encode(own))
         return [_decode(message) for message in messages[: len(results)]]
 
+    def send(self, part: table_store.Part, result: Any) -> Any:
+        """Sends the result of a part to all processes; see `TableStore`."""
+        message = b"" if result is None else _encode(result)
+        return _decode(self.group.gather_bytes(message)[part.owner])
+
+    def check_can_read(self, call: str) -> None:
+        """Raises a RuntimeError inside a `tf.function`; see `TableStore`."""
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                f"{call} must be called outside of tf.function, by all "
+                "processes together, because the vocabulary is sharded over "
+                "processes."
+            )
+
+    def ask(
+        self,
+        table: int,
+        arguments: tf.Tensor,
+        function: Callable[[table_store.Part, tf.Tensor], list[tf.Tensor]],
+        num_results: int,
+    ) -> list[list[tf.Tensor]]:
+        """Calls a function in the owner of each part; see `TableStore`."""
+        group = self.group
+        parts = self.parts(table)
+        if not tf.executing_eagerly():
+            self._check_in_replica(table)
+            gathered = group.gather_vectors(arguments)
+            by_process = [[tf.zeros([0], tf.int64)] * num_results] * group.size
+            if group.rank < len(parts):
+                with tf.device(parts[group.rank].device):
+                    by_process = [
+                        function(parts[group.rank], vector)
+                        for vector in gathered
+                    ]
+            by_result = [
+                group.exchange_vectors(
+                    [results[place] for results in by_process]
+                )
+                for place in range(num_results)
+            ]
+            return [
+                [by_part[part.owner] for by_part in by_result] for part in parts
+            ]
+        asked = group.gather_int64(arguments.numpy())
+        by_part = self.each(
+            table,
+            lambda part: [
+                result
+                for vector in asked
+                for result in function(part, tf.constant(vector, tf.int64))
+            ],
+        )
+        first = num_results * group.rank
+        return [
+            [
+                tf.constant(result, tf.int64)
+                for result in results[first : first + num_results]
+            ]
+            for results in by_part
+        ]
+
+    def _check_in_replica(self, table: int) -> None:
+        if not self.group.is_in_replica():
+            self.check_can_read(
+                f"Reading the vocabulary of table "
+                f"{self.spec.tables[table].name!r} outside of a replica"
+            )
+
     def rows_by_process(self, table: int) -> list[range]:
         """Returns the rows that each process holds; see `TableStore`."""
         rows = self.variables[self.spec.tables[table].name][tables.PARAMETERS]
@@ -475,7 +543,7 @@ class ProcessStore(table_store.TableStore):
 
 def _encode(arrays: Sequence[Any]) -> bytes:
     """Converts arrays or tensors to bytes."""
-    values = [np.ascontiguousarray(array) for array in arrays]
+    values = [np.asarray(array) for array in arrays]
     head = json.dumps(
         [(tf.as_dtype(value.dtype).name, value.shape) for value in values]
     ).encode()

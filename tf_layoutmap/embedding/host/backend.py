@@ -357,6 +357,10 @@ class HostBackend:
             f"{' and all expired keys' * expired}",
         )
 
+    def report_evicted(self) -> int:
+        """Returns 0, because `on_evict` is called in the evicting step."""
+        return 0
+
     def write_rows(
         self, table: int, written: key_rows.RowsToWrite
     ) -> tuple[Any, int]:

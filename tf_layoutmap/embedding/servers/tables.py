@@ -17,8 +17,7 @@ from tf_layoutmap._core import strategies, tf_private
 from tf_layoutmap.embedding import table_store, tables
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.sharded.routing.checks import known_size
-from tf_layoutmap.vocabulary import state
-from tf_layoutmap.vocabulary.sharded_numbers import SavedAsOne
+from tf_layoutmap.vocabulary.sharded_numbers import SavedAsOne, ShardedNumbers
 
 
 class CopiedCount(SavedAsOne):
@@ -187,7 +186,7 @@ class ServerStore(table_store.TableStore):
 
     def _joined_numbers(self, name: str, copies: list[Any]) -> Any:
         del name
-        return state.ShardedNumbers(copies)
+        return ShardedNumbers(copies)
 
     def _create_rounding_steps(
         self, name: str, devices: Sequence[str] | None
