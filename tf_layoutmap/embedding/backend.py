@@ -21,8 +21,9 @@ import tensorflow as tf
 from absl import logging
 
 from tf_layoutmap._core import literals, strategies
+from tf_layoutmap.embedding import inputs
 from tf_layoutmap.embedding.table_store import TableStore
-from tf_layoutmap.vocabulary import key_rows
+from tf_layoutmap.vocabulary import kept_strings, key_rows
 
 
 class Backend(Protocol):
@@ -37,12 +38,23 @@ class Backend(Protocol):
       is_on_tpu: Whether the tables are on a TPU or on an emulated TPU.
       has_ordered_steps: Whether gradients belong to a step only by the order of
         the calls, because a TPU program contains the calls.
+      is_sharded: Whether the tables are sharded over processes. The backend is
+        then a `ShardedBackend`.
       checks_shapes: Whether `read` compares input shapes with the known shapes.
+      strings: The strings of vocabularies that keep strings, by the name of the
+        table that owns the vocabulary; empty before `start`.
     """
 
     is_on_tpu: ClassVar[bool]
     has_ordered_steps: ClassVar[bool]
+    is_sharded: ClassVar[bool]
     checks_shapes: bool
+    strings: Mapping[str, kept_strings.KeptStrings]
+
+    @property
+    def has_row_steps(self) -> bool:
+        """Whether lookups can return the rows of keys; see `RowBackend`."""
+        ...
 
     @property
     def mark_shape(self) -> tuple[int, ...]:
@@ -322,6 +334,25 @@ class EngineBackend(Backend, Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Returns the engine's statistics; see `TPUEmbedding.stats`."""
+        ...
+
+
+class ShardedBackend(EngineBackend, Protocol):
+    """Backend whose tables are sharded over processes."""
+
+    def look_up(self, features: Any, weights: Any) -> list[tf.Tensor]:
+        """Returns activations without gradients, one per feature.
+
+        Args:
+          features: Ids in the structure of the feature config.
+          weights: None, or the same structure with None or weights as leaves.
+        """
+        ...
+
+    def rows_of_ids(
+        self, features: Sequence[inputs.FeatureIds | None]
+    ) -> list[tf.Tensor]:
+        """Returns the row of each id, `[num_ids, dim]`, for each feature."""
         ...
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding import inputs, tables, tpu_program
-from tf_layoutmap.embedding.backend import EngineBackend
+from tf_layoutmap.embedding.backend import EngineBackend, ShardedBackend
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.state import EmbeddingState
 from tf_layoutmap.embedding.table_to_export import TableToExport
@@ -284,9 +284,9 @@ class LayerAccess:
         return self._state.backend.is_built
 
     @property
-    def is_divided(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether the tables are sharded over processes."""
-        return getattr(self._state.backend, "is_divided", False)
+        return self._state.backend.is_sharded
 
     @property
     def mark_shape(self) -> tuple[int, ...]:
@@ -360,7 +360,7 @@ class LayerAccess:
     @property
     def has_row_steps(self) -> bool:
         """Whether `open_rows` is supported."""
-        return getattr(self._state.backend, "has_row_steps", False)
+        return self._state.backend.has_row_steps
 
     def open_rows(self, inputs: Any) -> Any:
         """Finds the rows of keys in a training step of the vocabulary.
@@ -402,7 +402,7 @@ class LayerAccess:
         self._row_backend().apply_recorded(rows, gradients, is_dense=is_dense)
 
     def look_up(self, inputs: Any, weights: Any) -> list[tf.Tensor]:
-        """Looks up activations without gradients, for `is_divided` tables.
+        """Looks up activations without gradients, for `is_sharded` tables.
 
         Args:
           inputs: Ids in the structure of the feature config.
@@ -413,12 +413,12 @@ class LayerAccess:
             replica.
         """
         self._state.check_can_step("call")
-        return self._state.backend.look_up(inputs, weights)  # pyright: ignore[reportAttributeAccessIssue] Callers check `is_divided`.
+        return self._sharded_backend().look_up(inputs, weights)
 
     def rows_of_ids(
         self, features: Sequence[inputs.FeatureIds | None]
     ) -> list[tf.Tensor]:
-        """Returns the row of each id, for `is_divided` tables.
+        """Returns the row of each id, for `is_sharded` tables.
 
         Args:
           features: For each feature, its ids, or None if no rows are needed.
@@ -426,7 +426,11 @@ class LayerAccess:
         Returns:
           For each feature, `[num_ids, dim]` float32.
         """
-        return self._state.backend.rows_of_ids(features)  # pyright: ignore[reportAttributeAccessIssue] Callers check `is_divided`.
+        return self._sharded_backend().rows_of_ids(features)
+
+    def _sharded_backend(self) -> ShardedBackend:
+        # The callers check `is_sharded`.
+        return cast(ShardedBackend, self._state.backend)
 
     def apply_marks(self, marks: tf.Tensor):
         """Applies the gradients that a sum of marks represents.

@@ -423,10 +423,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                 )
             self._variables = variables
             backend.start(self._variables)
-            strings = getattr(backend, "strings", None)
-            if strings:
+            if backend.strings:
                 # The assignment makes checkpoints contain the strings.
-                self._kept_strings = strings
+                self._kept_strings = backend.strings
 
     @_no_autograph
     def __call__(
@@ -441,7 +440,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         stand_in = placeholders.placeholder_of(self)
         if stand_in is not None:
             return stand_in(features, weights)
-        if LayerAccess(self).is_divided:
+        if LayerAccess(self).is_sharded:
             return tf.nest.pack_sequence_as(
                 self._state.feature_config,
                 LayerAccess(self).look_up(features, weights),

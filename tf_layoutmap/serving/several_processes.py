@@ -35,7 +35,7 @@ def processes_of(
     if delta_writer is not None and delta_writer._processes is not None:
         return delta_writer._processes
     for owner in (table.owner for table in tables):
-        if isinstance(owner, TPUEmbedding) and LayerAccess(owner).is_divided:
+        if isinstance(owner, TPUEmbedding) and LayerAccess(owner).is_sharded:
             return processes.of_strategy(owner._state.replicas.strategy)
     return None
 

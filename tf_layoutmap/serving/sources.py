@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap.deltas.weights import variable_of
-from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.table_to_export import TableToExport
+from tf_layoutmap.embedding.table_variable import shards_of
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.sharded import ShardedVariable
 
@@ -32,10 +32,6 @@ def blocks_of(table: TableToExport) -> Iterator[np.ndarray[Any, Any]]:
     shape = [table.num_rows, table.dim]
     row_bytes = table.dim * tf.as_dtype(table.dtype).size
     most = max(1, BLOCK_BYTES // row_bytes, -(-table.num_rows // _MOST_BLOCKS))
-    if isinstance(variable, DividedTable):
-        for rows in variable.blocks(most):
-            yield rows.numpy()
-        return
     for shard in _shards(variable, shape):
         size = shard.shape[0]
         for start in range(0, size, most):
@@ -46,12 +42,10 @@ def blocks_of(table: TableToExport) -> Iterator[np.ndarray[Any, Any]]:
 def handles_of(table: TableToExport) -> list[tf.Tensor]:
     """Returns the handles of all variables that hold rows of a table."""
     variable = variable_of(table.weight)
-    if isinstance(variable, DividedTable):
-        return [variable.block.handle]
-    return [
-        variable.handle,
-        *(shard.handle for shard in getattr(variable, "variables", ())),
-    ]
+    handles = [shard.handle for shard in shards_of(variable)]
+    if isinstance(variable, ShardedVariable):
+        handles.append(variable.handle)
+    return handles
 
 
 def _shards(variable: Any, shape: list[int]) -> list[Any]:

@@ -59,8 +59,14 @@ class DividedLookup(NamedTuple):
     gradients: list[Sequence[tf.Tensor]]
 
 
-class DividedEngine(HostEngine):
-    """An engine that applies the steps of all replicas to its local rows."""
+class DividedEngine:
+    """An engine that applies the steps of all replicas to its local rows.
+
+    Attributes:
+      shard_keys: The shards of open vocabularies in this process.
+      is_pipelined: Whether each update is applied after the lookup of the next
+        step.
+    """
 
     def __init__(
         self,
@@ -120,17 +126,20 @@ class DividedEngine(HostEngine):
             spec_of_keys, [False] * len(rows)
         )
         first_rows = [one.rows.start for one in rows]
-        self._shard_keys = shard_keys.ShardKeys(
+        self.shard_keys = shard_keys.ShardKeys(
             spec_of_keys, spec, local_variables, first_rows
         )
-        super().__init__(
+        self.is_pipelined = is_pipelined
+        self._spec = local_spec
+        # The engine of the rows of this process.
+        self._local = HostEngine(
             local_spec,
             local_variables,
             num_replicas=group.size,
             is_pipelined=is_pipelined,
             rounding_seed=rounding_seed,
             first_rows=first_rows,
-            vocabulary_buckets=self._shard_keys.vocabulary_buckets(),
+            vocabulary_buckets=self.shard_keys.vocabulary_buckets(),
         )
 
         def make_keys(plan_attrs: dict[str, Any]) -> key_exchange.KeyExchange:
@@ -138,8 +147,8 @@ class DividedEngine(HostEngine):
                 spec,
                 variables,
                 group,
-                self._handle,
-                self._shard_keys,
+                self.handle,
+                self.shard_keys,
                 plan_attrs,
             )
 
@@ -156,21 +165,36 @@ class DividedEngine(HostEngine):
         self._steps = step_exchange.StepsInFlight()
 
     @property
-    def restores(self) -> multi_process.RestoreCounter:
-        """Counter of the checkpoints that this process has restored."""
-        return self._exchange.restores
+    def handle(self) -> tf.Tensor:
+        """The handle of the engine of this process."""
+        return self._local.handle
 
-    def use_records_of(self, previous: HostEngine):
+    def record_restore(self) -> None:
+        """Counts a restore. All processes must restore the same checkpoints."""
+        self._exchange.restores.add_one()
+
+    def use_records_of(self, previous: DividedEngine) -> None:
         """Uses the record of restores of the engine before a resize."""
-        assert isinstance(previous, DividedEngine)
-        self._exchange.restores = previous.restores
+        self._exchange.restores = previous._exchange.restores
+
+    def apply_pending(self) -> None:
+        """Applies the pending pipelined update of this process, if any."""
+        self._local.apply_pending()
+
+    def retire(self, why: str) -> None:
+        """Makes all later calls raise an error; see `HostEngine.retire`."""
+        self._local.retire(why)
+
+    def reset(self) -> None:
+        """Discards all steps in flight."""
+        self._local.reset()
 
     def enqueue(self, replica: int, training: Any, features: engine.StepInputs):
         """Sends the ids of this replica to the owners of the rows."""
         with tf.control_dependencies(self._check_updates()):
             step, of_training, inputs = self._exchange.plan(training, features)
         for other, received in enumerate(inputs):
-            super().enqueue(other, of_training[other], received)
+            self._local.enqueue(other, of_training[other], received)
         self._steps.enqueue(step)
 
     def _check_updates(self) -> list[tf.Operation]:
@@ -181,8 +205,8 @@ class DividedEngine(HostEngine):
         """
         if not self.is_pipelined:
             return []
-        with tf.device(self._handle.device):
-            state = ops.describe_host_engine(engine=self._handle)
+        with tf.device(self.handle.device):
+            state = ops.describe_host_engine(engine=self.handle)
         counts = self._group.all_gather(state.num_updates[tf.newaxis])
         return process_checks.check_updates(
             tf.ensure_shape(counts, [self._group.size])
@@ -194,10 +218,10 @@ class DividedEngine(HostEngine):
         if self.is_pipelined:
             # See `HostEngine.dequeue`. Each process holds the update of its
             # rows back.
-            self.apply_pending(replica, always=False)
+            self._local.apply_pending(replica, always=False)
         for other in range(self._group.size):
-            with tf.device(self._handle.device):
-                ops.pass_step(engine=self._handle, replica=other)
+            with tf.device(self.handle.device):
+                ops.pass_step(engine=self.handle, replica=other)
         return self._exchange.fetch(step)
 
     def apply(
@@ -214,7 +238,7 @@ class DividedEngine(HostEngine):
             self._check_rates([vectors for _, vectors in received])
         ):
             for other, (local_gradients, vectors) in enumerate(received):
-                super().apply(other, local_gradients, vectors)
+                self._local.apply(other, local_gradients, vectors)
 
     def _check_rates(
         self, hyperparameters: Sequence[Sequence[tf.Tensor]]
@@ -235,9 +259,7 @@ class DividedEngine(HostEngine):
         steps = step.vocabulary_steps or [None] * len(inputs)
         return DividedLookup(
             [
-                super(DividedEngine, self).open(
-                    other, received, vocabulary_steps=steps[other]
-                )
+                self._local.open(other, received, vocabulary_steps=steps[other])
                 for other, received in enumerate(inputs)
             ],
             step,
@@ -278,7 +300,7 @@ class DividedEngine(HostEngine):
             lookup.step, gradients, [coordinates]
         )
         marks = [
-            super(DividedEngine, self).follow(other, opened, local, vector)
+            self._local.follow(other, opened, local, vector)
             for other, (opened, (local, (vector,))) in enumerate(
                 zip(lookup.opened, received)
             )
@@ -306,43 +328,38 @@ class DividedEngine(HostEngine):
         ]
         with tf.control_dependencies(self._check_rates(vectors)):
             for other in range(self._group.size):
-                super().apply_followed(
+                self._local.apply_followed(
                     other,
                     tf.reshape(gathered[other, :size], marks.shape),
                     vectors[other],
                 )
 
-    @property
-    def shard_keys(self) -> shard_keys.ShardKeys:
-        """The shards of open vocabularies in this process."""
-        return self._shard_keys
-
     def evict_own(
         self, table: int, keys: tf.Tensor, *, expired: bool
     ) -> list[np.ndarray[Any, Any]]:
         """Evicts the keys of this process; see `ShardKeys.evict_own`."""
-        return self._shard_keys.evict_own(
-            self._handle, table, keys, expired=expired
+        return self.shard_keys.evict_own(
+            self.handle, table, keys, expired=expired
         )
 
     def undo_eviction(self, table: int, why: str) -> None:
         """Undoes the last call of `evict_own`."""
-        with tf.device(self._handle.device):
-            self._shard_keys.undo_own_eviction(self._handle, table, why)
+        with tf.device(self.handle.device):
+            self.shard_keys.undo_own_eviction(self.handle, table, why)
 
     def report_dropped(self, table: int, values: Sequence[Any]):
         """Calls `on_evict` with the keys that a resize has dropped."""
-        self._shard_keys.report_table(table, values)
+        self.shard_keys.report_table(table, values)
 
     def write_rows(
         self, table: int, written: key_rows.RowsToWrite
     ) -> tuple[Any, int]:
         """Writes the keys of this process; see `ShardKeys.write_own`."""
-        return self._shard_keys.write_own(self._handle, table, written)
+        return self.shard_keys.write_own(self.handle, table, written)
 
     def describe(self) -> dict[str, Any]:
         """Returns the counters and the steps in flight of this process."""
-        counts = super().describe()
+        counts = self._local.describe()
         # The engine counts the ids that this process receives as an owner of
         # rows. These counts differ from the counts of the ids in a batch, so
         # the result does not contain the counts of the engine.
@@ -378,7 +395,7 @@ def _local_spec(
 class DividedBackend(HostBackend):
     """A backend in which each process stores one shard of each table."""
 
-    is_divided: ClassVar[bool] = True
+    is_sharded: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -453,7 +470,6 @@ class DividedBackend(HostBackend):
     def look_up(self, features: Any, weights: Any) -> list[tf.Tensor]:
         """Returns activations without gradients, one per feature."""
         self._replicas.require_current("call")
-        assert isinstance(self.engine, DividedEngine)
         return self._shapes.shape_all_activations(
             self.engine.look_up_only(
                 self._reader.read_features(features, weights)
@@ -468,7 +484,6 @@ class DividedBackend(HostBackend):
         Each id is a separate sample. Features that are None have no samples.
         """
         self._replicas.require_current("gradient")
-        assert isinstance(self.engine, DividedEngine)
         samples = []
         for one in features:
             ids = tf.zeros([0], tf.int64) if one is None else one.ids
@@ -489,7 +504,6 @@ class DividedBackend(HostBackend):
     ) -> tf.Tensor:
         """Evicts keys of an open vocabulary; see `Vocabulary`."""
         engine, call = self.engine, self._call_of_eviction(table)
-        assert isinstance(engine, DividedEngine)
         group = self._together(call)
         assert group is not None
         self._check_equal_eviction(group, call, keys, expired)
@@ -532,7 +546,7 @@ class DividedBackend(HostBackend):
         """Writes the rows of keys of an open table; see `Vocabulary`."""
         call = f"`write` of table {self._spec.tables[table].name!r}"
         group = self._together(call)
-        assert group is not None and isinstance(self.engine, DividedEngine)
+        assert group is not None
         group.check_equal(
             f"The arguments of {call}",
             f"{written.keys.size} keys with checksum "
@@ -547,9 +561,3 @@ class DividedBackend(HostBackend):
             np.max(group.gather_int64(rows), axis=0),
             group.sum(num_new),
         )
-
-    def note_restore(self) -> None:
-        """Counts a restore. All processes must restore the same checkpoints."""
-        self._count_replacement()
-        assert isinstance(self.engine, DividedEngine)
-        self.engine.restores.add_one()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
@@ -89,20 +90,29 @@ class RowTransfer:
         self, table: TableShard, rows_at_once: int
     ) -> Iterator[tf.Tensor]:
         """Yields all rows in order, in blocks; see `DividedTable.blocks`."""
-        for owner, (size, _) in enumerate(
-            zip(table.row_partition.sizes, table.row_partition.offsets)
-        ):
-            for first in range(0, size, rows_at_once):
-                count = min(rows_at_once, size - first)
-                rows = (
-                    _sendable(table.block[first : first + count])
-                    if owner == self._group.rank
-                    else tf.zeros(
-                        [count, *table.block.shape[1:]],
-                        _dtype_of_messages(table.dtype),
-                    )
+        offsets = table.row_partition.offsets
+        for begin, end in itertools.pairwise(offsets):
+            for first in range(begin, end, rows_at_once):
+                yield self.read(table, first, min(first + rows_at_once, end))
+
+    def read(self, table: TableShard, first: int, stop: int) -> tf.Tensor:
+        """Returns the rows `[first, stop)`, in all processes."""
+        offsets = table.row_partition.offsets
+        parts = []
+        for owner, (begin, end) in enumerate(itertools.pairwise(offsets)):
+            start, count = max(first, begin), min(stop, end) - max(first, begin)
+            if count <= 0:
+                continue
+            rows = (
+                _sendable(table.block[start - begin : start - begin + count])
+                if owner == self._group.rank
+                else tf.zeros(
+                    [count, *table.block.shape[1:]],
+                    _dtype_of_messages(table.dtype),
                 )
-                yield tf.cast(self._broadcast(rows, owner), table.dtype)
+            )
+            parts.append(tf.cast(self._broadcast(rows, owner), table.dtype))
+        return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
 
     def sparse_read(self, table: TableShard, ids: tf.Tensor) -> tf.Tensor:
         """Returns rows of a table; see `DividedTable.sparse_read`.

@@ -146,6 +146,18 @@ class DividedTable(tf_private.Trackable):
             self, rows_at_once or max(1, 2**18 // size)
         )
 
+    def __getitem__(self, rows: slice) -> tf.Tensor:
+        """Returns consecutive rows, in all processes; see `blocks`."""
+        self._require_eager("__getitem__")
+        first, stop, step = rows.indices(known_size(self))
+        if step != 1 or stop <= first:
+            raise ValueError(
+                f"Table {self.name!r}, which is sharded over processes, must "
+                "be indexed with a slice of consecutive rows. Received: "
+                f"{rows}."
+            )
+        return self._transfer.read(self, first, stop)
+
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
         """Returns rows of the table, which their processes send.
 

@@ -9,7 +9,7 @@ pipelined update before tables are saved.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -38,7 +38,8 @@ class HostBackend:
     """A backend that runs the steps of a `TPUEmbedding` on the host engine.
 
     Attributes:
-      engine: The engine, or None before `start`.
+      engine: A `HostEngine`, or an object with the methods of a `HostEngine`
+        that runs the steps of several processes; None before `start`.
       store: The tables; without variables before `start`.
       strings: The strings of vocabularies that keep strings, by the name of the
         table that owns the vocabulary; empty before `start`.
@@ -46,6 +47,7 @@ class HostBackend:
 
     is_on_tpu: ClassVar[bool] = False
     has_ordered_steps: ClassVar[bool] = False
+    is_sharded: ClassVar[bool] = False
     # Shape checks are fast, and prevent invalid memory accesses.
     checks_shapes = True
 
@@ -84,14 +86,14 @@ class HostBackend:
             feature_config, strategy_replicas, self._shapes
         )
         self._modes = step_gradients.StepModes()
-        self.engine: host_engine.HostEngine | None = None
+        self.engine: Any = None
         # The learning rates of a step, if the process has several replicas.
         self._rates: step_gradients.RatesOfReplicas | None = None
         # The tables, which `start` adds to the store.
         self.store = self._make_store(partitioner)
         # The recorder of changes, which counts replacements of all values.
         self._changes: Any = None
-        self.strings: dict[str, kept_strings.KeptStrings] = {}
+        self.strings: Mapping[str, kept_strings.KeptStrings] = {}
 
     def _make_store(
         self, partitioner: table_store.Partitioner | None
@@ -118,7 +120,7 @@ class HostBackend:
         return self.engine is not None
 
     @property
-    def _started(self) -> host_engine.HostEngine:
+    def _started(self) -> Any:
         # Steps require the engine, which `start` creates.
         assert self.engine is not None
         return self.engine
@@ -150,7 +152,7 @@ class HostBackend:
         self,
         spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]],
-    ) -> host_engine.HostEngine:
+    ) -> Any:
         """Creates an engine; the other processes create equal engines."""
         options: dict[str, Any] = {
             "is_pipelined": self._is_pipelined,
@@ -228,7 +230,7 @@ class HostBackend:
         resized: resizing.Resized,
         table: int,
         variables: dict[str, dict[str, Any]],
-    ) -> host_engine.HostEngine:
+    ) -> Any:
         """Returns an engine for resized variables, and calls `on_evict`."""
         new_engine = self._make_engine(
             resizing.spec_with_capacity(
@@ -521,9 +523,7 @@ class HostBackend:
     def note_restore(self) -> None:
         """Counts a restore. All processes must restore the same checkpoints."""
         self._count_replacement()
-        if self._replicas.has_processes:
-            assert isinstance(self.engine, multi_process.WorkerEngine)
-            self.engine.restores.add_one()
+        self._started.record_restore()
 
     def load_variables(self) -> None:
         """Records that all values were replaced."""

@@ -620,7 +620,10 @@ class HostEngine:
         with tf.device(self._handle.device):
             ops.retire_host_engine(engine=self._handle, why=why)
 
-    def use_records_of(self, previous: HostEngine):
+    def record_restore(self) -> None:
+        """Counts a restore, if a step compares it with other processes."""
+
+    def use_records_of(self, previous: Any) -> None:
         """Uses the records that a step compares with other processes.
 
         Args:

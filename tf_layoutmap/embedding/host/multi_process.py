@@ -318,9 +318,12 @@ class WorkerEngine(HostEngine):
         self.restores = RestoreCounter()
         self.writes = WriteRecord()
 
-    def use_records_of(self, previous: HostEngine):
+    def record_restore(self) -> None:
+        """Counts a restore. All processes must restore the same checkpoints."""
+        self.restores.add_one()
+
+    def use_records_of(self, previous: Any) -> None:
         """Uses the records of restores and writes of the previous engine."""
-        assert isinstance(previous, WorkerEngine)
         self.restores, self.writes = previous.restores, previous.writes
 
     def enqueue(

@@ -8,8 +8,8 @@ servers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
 
 import tensorflow as tf
 
@@ -45,6 +45,8 @@ class ServersBackend:
 
     is_on_tpu: ClassVar[bool] = False
     has_ordered_steps: ClassVar[bool] = False
+    is_sharded: ClassVar[bool] = False
+    has_row_steps = False
     checks_shapes = True
 
     def __init__(
@@ -78,6 +80,7 @@ class ServersBackend:
             "rows are assigned to keys on the servers, which receive only the "
             "hashes of strings",
         )
+        self.strings: Mapping[str, kept_strings.KeptStrings] = {}
         self._feature_config = feature_config
         self._spec = spec
         self._out_of_range = out_of_range
@@ -117,6 +120,11 @@ class ServersBackend:
     def _started(self) -> step_ops.StepOps:
         assert self._ops is not None  # See `start`.
         return self._ops
+
+    @property
+    def _key_ops(self) -> key_step_ops.KeyStepOps:
+        # Only tables with open vocabularies have `Vocabulary` objects.
+        return cast(key_step_ops.KeyStepOps, self._started)
 
     def declare(self, shapes: Any, batch_size: int | None) -> None:
         """Records the shapes and the batch size that are passed to `build`."""
@@ -216,13 +224,12 @@ class ServersBackend:
     ) -> tuple[Any, list[tf.Tensor]]:
         """Looks up a batch independently of `enqueue` and `dequeue`."""
         inputs = self._reader.read_features(features, weights)
-        if isinstance(self._started, key_step_ops.KeyStepOps):
-            begun, requests = self._started.begin_call(
-                inputs, self._lookups.earlier(self._started.forget)
-            )
-        else:
-            self._lookups.earlier()
-            begun, requests = self._started.begin(inputs, True)
+        begun, requests = self._started.begin_call(
+            inputs,
+            self._lookups.earlier(
+                self._started.forget if self._started.pins_rows else None
+            ),
+        )
         fetched = self._started.fetch(requests)
         plan = self._started.placed(begun, fetched)
         activations = self._shapes.shape_all_activations(
@@ -249,7 +256,7 @@ class ServersBackend:
             batch, gradients = lookups.joined(
                 followed, self._reader.unpacked_features
             )
-            plan, fetched = self._join(batch, followed)
+            plan, fetched = self._started.join(batch, followed)
         self._started.apply(
             plan,
             fetched,
@@ -257,21 +264,6 @@ class ServersBackend:
             steps.hyperparameters(self._spec.tables),
             closure_trace.token_to_apply(self._started.applied_closures),
         )
-
-    def _join(
-        self, batch: Any, followed: Sequence[lookups.Followed]
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Returns the plan of a joined batch, and the replies of the servers.
-
-        The number of updates in the replies, from which the servers compute the
-        staleness of the step, is the number before the first lookup. Keys have
-        the rows that they had in their lookups.
-        """
-        if isinstance(self._started, key_step_ops.KeyStepOps):
-            return self._started.join(batch, followed)
-        plan, _ = self._started.plan(batch)
-        # The update requires only the number of updates, not the rows.
-        return plan, [one[: tf.int64.size] for one in followed[0].fetched]
 
     def evict_keys(
         self, table: int, keys: tf.Tensor, *, expired: bool
@@ -281,8 +273,7 @@ class ServersBackend:
         If `on_evict` raises an error, the keys are evicted. They are reported
         again by the next report.
         """
-        assert isinstance(self._ops, key_step_ops.KeyStepOps)
-        found = self._ops.evict_keys(table, keys, expired=expired)
+        found = self._key_ops.evict_keys(table, keys, expired=expired)
         self.report_evicted()
         return found
 
@@ -299,8 +290,7 @@ class ServersBackend:
         self, table: int, written: key_rows.RowsToWrite
     ) -> tuple[Any, int]:
         """Writes the rows of keys of an open vocabulary; see `Vocabulary`."""
-        assert isinstance(self._ops, key_step_ops.KeyStepOps)
-        return self._ops.write_rows(table, written)
+        return self._key_ops.write_rows(table, written)
 
     def resize(self, table: int, capacity: int) -> Any:
         """Changes the capacity of a vocabulary; see `Vocabulary.resize`.

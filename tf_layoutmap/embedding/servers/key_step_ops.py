@@ -72,6 +72,7 @@ class _KeyServer:
 class KeyStepOps(step_ops.StepOps):
     """The ops of the steps of an embedding with open tables on servers."""
 
+    pins_rows = True
     _JOINS = False  # `ApplyAndFetchRows` does not look up keys.
 
     def __init__(

@@ -88,6 +88,8 @@ class StepOps:
 
     # Whether an update can be joined with the read of a later step.
     _JOINS = True
+    # Whether each lookup pins rows on the servers until its step ends.
+    pins_rows = False
 
     def __init__(
         self,
@@ -271,6 +273,35 @@ class StepOps:
         """
         del training  # The plan is the same.
         return self.plan(features)
+
+    def begin_call(
+        self, features: engine.StepInputs, earlier: Sequence[Any]
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Plans one of several training lookups of a step.
+
+        Args:
+          features: The batch.
+          earlier: Earlier lookups of the step.
+        """
+        del earlier
+        return self.begin(features, True)
+
+    def join(
+        self, features: engine.StepInputs, joined: Sequence[Any]
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns the plan and the replies for a batch of several lookups.
+
+        The number of updates in the replies, from which the servers compute the
+        staleness of the step, is the number before the first lookup. Keys have
+        the rows that they had in their lookups.
+
+        Args:
+          features: The joined batch; see `lookups.joined`.
+          joined: The lookups of the batch.
+        """
+        plan, _ = self.plan(features)
+        # The update requires only the number of updates, not the rows.
+        return plan, [reply[: tf.int64.size] for reply in joined[0].fetched]
 
     def train(self, begun: tf.Tensor) -> None:
         """Marks the step in the traced function as a training step.

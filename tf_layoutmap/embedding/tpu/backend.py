@@ -9,7 +9,7 @@ host copies of the tables with the TPU.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
@@ -28,6 +28,7 @@ from tf_layoutmap.embedding.tpu import config_proto as tpu_config_proto
 from tf_layoutmap.embedding.tpu import ops as tpu_ops
 from tf_layoutmap.embedding.tpu import shapes as tpu_shapes
 from tf_layoutmap.embedding.tpu.config_proto import TPUSpec, create_config
+from tf_layoutmap.vocabulary.kept_strings import KeptStrings
 
 
 class TPUBackend:
@@ -35,6 +36,8 @@ class TPUBackend:
 
     is_on_tpu: ClassVar[bool] = True
     has_ordered_steps: ClassVar[bool] = True
+    is_sharded: ClassVar[bool] = False
+    has_row_steps = False
     # User programs can set this attribute to False.
     checks_shapes = True
 
@@ -54,6 +57,7 @@ class TPUBackend:
           is_pipelined: Whether the lookup of a step overlaps with the previous
             step.
         """
+        self.strings: Mapping[str, KeptStrings] = {}
         self._feature_config = feature_config
         self._tpu = tpu
         self._spec = tpu.spec

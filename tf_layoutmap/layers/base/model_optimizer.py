@@ -162,7 +162,7 @@ class FollowsModel(RowUpdates):
                 f"global_clipnorm={limit} ({where}). Use `clipnorm`, or a "
                 "separate optimizer for the table."
             )
-        if rule.name == "lamb" and type(self._table) is not tables.HostTable:
+        if rule.name == "lamb" and not self._table.is_local:
             raise ValueError(
                 "A table on a mesh or on parameter servers does not support "
                 f"Lamb. Received: {where}. Use Adam, or a separate optimizer "
@@ -241,8 +241,8 @@ class FollowsModel(RowUpdates):
         ids, values = self._clipped(step, ids, values)
         self._decay(step, ids)
         name = binding.rule.name
-        is_on_host = type(binding.table) is tables.HostTable
-        if binding.rule.squares and is_on_host and not step.sums_equal_ids:
+        sums_equal_ids = step.sums_equal_ids or not binding.table.is_local
+        if binding.rule.squares and not sums_equal_ids:
             name = f"{name}_per_id"
         binding.table.update(
             binding.slots,

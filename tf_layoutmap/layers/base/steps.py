@@ -335,7 +335,7 @@ class EmbeddingSteps:
             self.is_on_tpu or ordered_steps.is_in_program()
         ):
             return self._ordered.look_up(*self._truncate(inputs, weights))
-        if self.access.is_divided:
+        if self.access.is_sharded:
             return tf.nest.pack_sequence_as(
                 self.feature_config,
                 self.access.look_up(*self._truncate(inputs, weights)),
@@ -432,7 +432,7 @@ class EmbeddingSteps:
         self, features: Sequence[embedding_inputs.FeatureIds | None]
     ) -> list[tf.Tensor]:
         """Returns the rows of ids; see `weight_gradients`."""
-        if self.access.is_divided:
+        if self.access.is_sharded:
             return self.access.rows_of_ids(features)
         vocabularies = self.embedding.vocabularies
         rows = {
@@ -468,14 +468,14 @@ class EmbeddingSteps:
 
         If tables are sharded over processes, each process writes its rows.
         """
-        if self.access.is_divided:
+        if self.access.is_sharded:
             weight_files.save_shards(self.embedding, store)
         else:
             weight_files.save_tables(self.embedding, store)
 
     def load(self, store: Any) -> None:
         """Reads what `save` wrote; the number of local shards may differ."""
-        if self.access.is_divided:
+        if self.access.is_sharded:
             weight_files.load_shards(self.embedding, store)
         else:
             weight_files.load_tables(self.embedding, store, layer=self._layer)

@@ -44,7 +44,15 @@ TABLES = (ShardedVariable, MeshVariable)
 
 
 class HostTable:
-    """A table and its slot variables; `MeshTable` is the version for a mesh."""
+    """A table and its slot variables; `MeshTable` is the version for a mesh.
+
+    Attributes:
+      is_local: Whether the table is in the memory of this process.
+      has_slots_on_host: Whether slot variables are created on the host.
+    """
+
+    is_local = True
+    has_slots_on_host = True
 
     def __init__(self, variable: ShardedVariable):
         """Creates the object for a table."""
@@ -270,6 +278,8 @@ class ServersTable(HostTable):
     difference between constrained and current rows, so that updates of other
     workers between the read and the update are not lost.
     """
+
+    is_local = False
 
     def __init__(self, variable: ShardedVariable, rule: OptimizerSpec):
         """Creates the object for a table whose shards are on servers."""

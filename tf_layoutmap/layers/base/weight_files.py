@@ -17,9 +17,8 @@ import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, user_warnings
 from tf_layoutmap.embedding.configs import open_tables as open_specs
-from tf_layoutmap.embedding.divided.numbers import DividedNumbers
-from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.table_access import LayerAccess
+from tf_layoutmap.embedding.table_variable import shards_of
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import transfer
@@ -241,23 +240,16 @@ def save_shards(embedding: TPUEmbedding, store: Weights):
     of processes.
     """
     for key, variable in variables_by_key(embedding).items():
-        store[key] = _local_part(variable).numpy()
+        (part,) = shards_of(variable)
+        store[key] = part.numpy()
 
 
 def load_shards(embedding: TPUEmbedding, store: Weights):
     """Reads what `save_shards` wrote in this process."""
     for key, variable in variables_by_key(embedding).items():
-        _local_part(variable).assign(store[key])
+        (part,) = shards_of(variable)
+        part.assign(store[key])
     LayerAccess(embedding).load_variables()
-
-
-def _local_part(variable: Any) -> Any:
-    """Returns the variable with the rows or numbers of this process."""
-    return (
-        variable.block
-        if isinstance(variable, DividedTable | DividedNumbers)
-        else variable
-    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

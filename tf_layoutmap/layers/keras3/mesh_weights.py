@@ -132,6 +132,9 @@ class MeshTableWeight(TrainsItself, MeshVariable):
 class MeshTable:
     """Table of a `MeshTableWeight`; `HostTable` is the version for the host."""
 
+    is_local = False
+    has_slots_on_host = False
+
     def __init__(self, weight: MeshTableWeight):
         """Creates the object for a weight."""
         self._weight = weight

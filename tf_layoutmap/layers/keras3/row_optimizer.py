@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import accumulation, keras_private, patches
 from tf_layoutmap.embedding.configs.optimizer_specs import OptimizerSpec
-from tf_layoutmap.layers.base import model_optimizer, replica_steps, tables
+from tf_layoutmap.layers.base import model_optimizer, replica_steps
 from tf_layoutmap.layers.base import steps as base_steps
 from tf_layoutmap.layers.base.model_optimizer import FollowsModel, ModelStep
 from tf_layoutmap.layers.base.row_optimizer import RowUpdates
@@ -113,8 +113,11 @@ class ModelRowOptimizer(FollowsModel, RowOptimizer):
         return keras_private.uses_weight_decay(optimizer, self._table.variable)
 
     def _slot_device(self) -> contextlib.AbstractContextManager[Any]:
-        is_on_host = isinstance(self._table, tables.HostTable)
-        return tf.device(HOST) if is_on_host else contextlib.nullcontext()
+        return (
+            tf.device(HOST)
+            if self._table.has_slots_on_host
+            else contextlib.nullcontext()
+        )
 
 
 # Results of `attributes_without_state`, by kind of object.

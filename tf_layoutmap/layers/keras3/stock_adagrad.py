@@ -3,7 +3,6 @@
 import keras
 import tensorflow as tf
 
-from tf_layoutmap.layers.base import tables
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
 
 
@@ -28,7 +27,7 @@ class StockAdagrad(RowOptimizer):
     def _apply_rule(
         self, ids: tf.Tensor, values: tf.Tensor, learning_rate: tf.Tensor
     ) -> None:
-        if type(self._table) is not tables.HostTable:
+        if not self._table.is_local:
             raise NotImplementedError(
                 "A replaced Embedding with Adagrad must be on one host. "
                 f"Received: table {self._table.name!r} on a mesh or on "

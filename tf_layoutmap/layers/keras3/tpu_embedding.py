@@ -273,7 +273,7 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
             return super().call(inputs, weights, training)
         if (
             self._steps.has_ordered_steps
-            or self._steps.access.is_divided
+            or self._steps.access.is_sharded
             or self._steps.is_packed(inputs)
         ):
             return self._cast(self._steps.zeros(inputs))

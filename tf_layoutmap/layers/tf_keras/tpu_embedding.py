@@ -83,7 +83,7 @@ class StepMethods(SelfTrained):
         if self.steps.is_on_tpu:
             return "on a TPU"
         return (
-            "sharded over processes" if self.steps.access.is_divided else None
+            "sharded over processes" if self.steps.access.is_sharded else None
         )
 
     def apply_gradient(self, gradient: tf.Tensor) -> None:
@@ -210,7 +210,7 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
         # returns zeros outside of a step. When a subclassed model is loaded,
         # tf_keras builds the model with floats for all inputs.
         if tf_keras_private.is_building_a_model() or (
-            (self._steps.access.is_divided or self._steps.has_ordered_steps)
+            (self._steps.access.is_sharded or self._steps.has_ordered_steps)
             and tf_keras_private.is_only_for_shapes()
         ):
             return self._cast(self._steps.zeros(inputs))
