@@ -16,7 +16,7 @@ from tf_layoutmap.embedding import processes
 from tf_layoutmap.embedding.backend import EngineBackend, EngineChanges
 from tf_layoutmap.embedding.configs import open_tables
 from tf_layoutmap.embedding.table_access import TableAccess
-from tf_layoutmap.embedding.table_store import Part
+from tf_layoutmap.vocabulary.parts import Part
 
 Array = np.ndarray[Any, Any]
 

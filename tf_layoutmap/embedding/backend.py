@@ -221,13 +221,12 @@ class EngineChanges(Protocol):
 
 
 class EngineBackend(Backend, Protocol):
-    """Backend that also supports open lookups, eviction and statistics.
+    """Backend that also supports open lookups, eviction and statistics."""
 
-    Attributes:
-      store: The tables; without variables before `start`.
-    """
-
-    store: TableStore
+    @property
+    def store(self) -> TableStore:
+        """The tables; without variables before `start`."""
+        ...
 
     def open(self, features: Any, weights: Any) -> tuple[Any, list[tf.Tensor]]:
         """Looks up a batch; the caller may later pass gradients to `follow`.

@@ -18,8 +18,9 @@ import tensorflow as tf
 from tf_layoutmap._core import ops
 from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.configs import config
-from tf_layoutmap.embedding.table_store import Part, TableStore
+from tf_layoutmap.embedding.table_store import TableStore
 from tf_layoutmap.vocabulary import state
+from tf_layoutmap.vocabulary.parts import Part
 
 Array = np.ndarray[Any, Any]
 # Variables of a vocabulary that have one value for each row.

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import abc
 import copy
-import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
@@ -32,73 +30,12 @@ from tf_layoutmap.sharded import ShardedVariable, creation_progress
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import bucket_layout, state
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
+from tf_layoutmap.vocabulary.parts import Part
 
 Array = np.ndarray[Any, Any]
 Variables = dict[str, dict[str, Any]]
 Partitioner = Callable[..., Sequence[int]]
 _Result = TypeVar("_Result")
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Part:
-    """Rows of a table that one call of an op can access.
-
-    Attributes:
-      table: Index of the table.
-      index: Index of the part in its table.
-      rows: The rows, as indices in the unsharded table.
-      device: Device of the variables.
-      owner: Index of the process that holds the variables.
-      variables: Variables of the table by name, each as a list of shards. Empty
-        in processes that do not own the part.
-      vocabulary: Variables of the vocabulary that the table uses, in the same
-        form. Empty for a table without an open vocabulary.
-    """
-
-    table: int
-    index: int
-    rows: range
-    device: str
-    owner: int
-    variables: Mapping[str, Sequence[Any]]
-    vocabulary: Mapping[str, Sequence[Any]]
-
-    @property
-    def buckets(self) -> range:
-        """The buckets of the vocabulary. The last row belongs to no bucket."""
-        lanes = bucket_layout.KEYS_PER_BUCKET
-        return range(self.rows.start // lanes, self.rows.stop // lanes)
-
-    def buckets_of_shards(self) -> list[int]:
-        """Returns the number of buckets of each shard of the part.
-
-        In processes that do not own the part, it is a single shard.
-        """
-        shards = self.vocabulary.get(state.KEYS)
-        if shards is None:
-            return [len(self.buckets)]
-        return [known_size(shard) for shard in shards]
-
-    def offsets(self) -> list[int]:
-        """Returns the cumulative numbers of buckets of the shards."""
-        return [0, *itertools.accumulate(self.buckets_of_shards())]
-
-    def key_variables(self) -> list[Sequence[Any]]:
-        """Returns the shards of the keys, of the last steps and of counts."""
-        return [
-            self.vocabulary[name]
-            for name in (state.KEYS, state.LAST_STEPS, state.COUNTS)
-        ]
-
-    def row_variables(self, slots: Iterable[str]) -> list[Sequence[Any]]:
-        """Returns the shards of the rows, and of each slot variable."""
-        return [self.variables[name] for name in (tables.PARAMETERS, *slots)]
-
-    @property
-    def numbers(self) -> Any:
-        """Variable with the statistics of the vocabulary."""
-        (variable,) = self.vocabulary[state.NUMBERS]
-        return variable
 
 
 class TableStore(abc.ABC):

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import checks
-from tf_layoutmap.vocabulary import bucket_layout, state
+from tf_layoutmap.vocabulary import bucket_layout, parts, state
 
 Array = np.ndarray[Any, Any]
 
@@ -198,7 +198,7 @@ def _keys_used_until(vocabulary: state.Vocabulary, step: int) -> Array:
     The shards are read one after the other.
     """
 
-    def used(part: Any) -> list[Array]:
+    def used(part: parts.Part) -> list[Array]:
         keys_of_shards, steps_of_shards, _ = part.key_variables()
         found = []
         for keys, steps in zip(keys_of_shards, steps_of_shards, strict=True):

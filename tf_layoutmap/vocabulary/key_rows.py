@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from tf_layoutmap._core import checks, ops
 from tf_layoutmap.vocabulary import bucket_layout, key_tensors
+from tf_layoutmap.vocabulary.parts import Part, Parts
 
 if TYPE_CHECKING:
-    from tf_layoutmap.embedding.table_store import Part, TableStore
     from tf_layoutmap.vocabulary.kept_strings import KeptStrings
 
 Array = np.ndarray[Any, Any]
@@ -157,7 +157,7 @@ class RowAccess:
     dtype: tf.DType
     slots: dict[str, int]
     table: int
-    store: Callable[[], TableStore]
+    store: Callable[[], Parts]
     before_read: Callable[[], None]
     write: Callable[[RowsToWrite], tuple[Array, int]]
     strings: KeptStrings | None

@@ -12,10 +12,10 @@ from tf_layoutmap._core import checks, literals, ops, tf_private
 from tf_layoutmap.sharded.routing import checks as routing_checks
 from tf_layoutmap.vocabulary import key_tensors, stored_keys
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
+from tf_layoutmap.vocabulary.parts import Part
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import TensorLike
-    from tf_layoutmap.embedding.table_store import Part
 
 DISTRIBUTIONS = ("count", "uniform")
 

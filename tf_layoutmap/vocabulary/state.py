@@ -1,6 +1,6 @@
 """`Vocabulary`, which gives access to the keys of one table.
 
-The module also defines the names of a vocabulary's variables.
+`parts.py` defines the names of a vocabulary's variables.
 """
 
 from __future__ import annotations
@@ -19,44 +19,49 @@ from tf_layoutmap.vocabulary import (
     bucket_layout,
     key_rows,
     key_tensors,
+    parts,
     row_files,
     sampling,
     stock_find,
     stored_keys,
 )
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
+from tf_layoutmap.vocabulary.parts import (
+    COUNTS,
+    KEYS,
+    LAST_STEPS,
+    NAMES,
+    NUMBERS,
+    NUMBERS_HELD,
+    SKETCH,
+    SKETCH_SUMS,
+    Part,
+    Parts,
+    in_order_of_ops,
+    shards_of,
+)
 from tf_layoutmap.vocabulary.sharded_numbers import KIND, STEP
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import TensorLike, VocabularyStats
-    from tf_layoutmap.embedding.table_store import Part, TableStore
+
+__all__ = [
+    "COUNTS",
+    "KEYS",
+    "LAST_STEPS",
+    "NAMES",
+    "NUMBERS",
+    "NUMBERS_HELD",
+    "SKETCH",
+    "SKETCH_SUMS",
+    "Conversion",
+    "Vocabulary",
+    "in_order_of_ops",
+    "shards_of",
+]
 
 Array = np.ndarray[Any, Any]
 Variables = dict[str, Any]
-
-# Names of the vocabulary's variables in checkpoints. These variables are
-# children of the same object as the variables of the table.
-KEYS = "vocabulary_keys"
-LAST_STEPS = "vocabulary_last_steps"
-COUNTS = "vocabulary_counts"
-SKETCH = "vocabulary_sketch"
-SKETCH_SUMS = "vocabulary_sketch_sums"
-NUMBERS = "vocabulary_numbers"
-NAMES = frozenset({KEYS, LAST_STEPS, COUNTS, SKETCH, SKETCH_SUMS, NUMBERS})
-
-# Elements of `NUMBERS` (cc/kernels/vocabulary/locked_vocabulary.h).
-NUMBERS_HELD = (
-    "step",
-    "kind",
-    "num_lookups",
-    "num_known",
-    "num_probes",
-    "num_admitted",
-    "num_rejected",
-    "num_full",
-    "num_evicted",
-    "num_expired",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,21 +75,6 @@ class Conversion:
 
     num_kept: int
     num_dropped: int
-
-
-def in_order_of_ops(variables: dict[str, Any]) -> list[tf.Variable]:
-    """Returns all variables in the order of the ops' inputs, by shard."""
-    return [
-        shard
-        for name in (KEYS, LAST_STEPS, COUNTS, SKETCH, SKETCH_SUMS, NUMBERS)
-        if name in variables
-        for shard in shards_of(variables[name])
-    ]
-
-
-def shards_of(variable: Any) -> list[tf.Variable]:
-    """Returns the shards of a variable, or the unsharded variable itself."""
-    return list(getattr(variable, "variables", None) or [variable])
 
 
 class Vocabulary(sampling.KeyCounts):
@@ -165,7 +155,8 @@ class Vocabulary(sampling.KeyCounts):
     def read_keys_by_row(self) -> tf.Tensor:
         """Returns all values of `key_variable`, `[num_buckets, 8]` int64."""
         return tf.concat(
-            [keys for (keys,) in self._each("read_keys_by_row", _keys_of)], 0
+            [keys for (keys,) in self._each("read_keys_by_row", parts.keys_of)],
+            0,
         )
 
     def lookup(self, keys: TensorLike | stored_keys.StoredKeys) -> tf.Tensor:
@@ -232,7 +223,7 @@ class Vocabulary(sampling.KeyCounts):
         stored = tf.concat(
             [
                 tf.reshape(keys, [-1])
-                for (keys,) in self._each("keys", _keys_of)
+                for (keys,) in self._each("keys", parts.keys_of)
             ],
             0,
         )
@@ -279,7 +270,8 @@ class Vocabulary(sampling.KeyCounts):
         numbers = self._variables[NUMBERS].numpy().tolist()
         found = dict(zip(NUMBERS_HELD, numbers))
         num_rows = bucket_layout.KEYS_PER_BUCKET * self._num_buckets
-        num_keys = self._count_keys()
+        counts = self._each("stats", parts.num_keys_of)
+        num_keys = sum(int(count) for (count,) in counts)
         kind = key_tensors.KINDS.get(found.pop("kind"))
         lookups = found["num_lookups"]
         stats: Any = {
@@ -634,7 +626,7 @@ class Vocabulary(sampling.KeyCounts):
         _require_eager("resize")
         return self._resize(capacity)
 
-    def _store(self, method: str) -> TableStore:
+    def _store(self, method: str) -> Parts:
         """Returns the store, after a check that it can be read here."""
         store = self._rows.store()
         store.check_can_read(f"`{method}` of vocabulary {self.name!r}")
@@ -679,9 +671,6 @@ class Vocabulary(sampling.KeyCounts):
         )
         return tf.reshape(highest, tf.shape(keys))
 
-    def _count_keys(self) -> int:
-        return sum(int(count) for (count,) in self._each("stats", _num_keys_of))
-
     def _read_keys(self, keys: Any) -> tuple[tf.Tensor, int]:
         return key_tensors.read_keys(keys, f"table {self.name!r}")
 
@@ -708,20 +697,3 @@ class Vocabulary(sampling.KeyCounts):
 def _require_eager(method: str) -> None:
     if not tf.executing_eagerly():
         raise RuntimeError(f"`{method}` must be called outside tf.function.")
-
-
-def _keys_of(part: Part) -> list[tf.Tensor]:
-    """Returns the keys of a part by bucket."""
-    return [tf.concat(part.vocabulary[KEYS], 0)]
-
-
-def _num_keys_of(part: Part) -> list[tf.Tensor]:
-    """Returns the number of keys of a part."""
-    return [
-        tf.add_n(
-            [
-                tf.math.count_nonzero(shard != bucket_layout.EMPTY_KEY)
-                for shard in part.vocabulary[KEYS]
-            ]
-        )
-    ]

@@ -449,7 +449,7 @@ class DividedBackend(HostBackend):
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates an engine that reads and updates the variables."""
-        self.store = self.store.with_tables(self._spec, variables)
+        self._store = self._store.with_tables(self._spec, variables)
         self.engine = self._make_engine(self._shapes.fix_spec(), variables)
 
     def _make_engine(

@@ -26,6 +26,7 @@ from tf_layoutmap.embedding.divided.row_transfer import (
 from tf_layoutmap.embedding.processes import Processes
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import state
+from tf_layoutmap.vocabulary.parts import Part
 
 Array = np.ndarray[Any, Any]
 
@@ -400,14 +401,14 @@ class ProcessStore(table_store.TableStore):
     def _is_here(self, rank: int) -> bool:
         return rank == self.group.rank
 
-    def local_parts(self, table: int) -> list[table_store.Part]:
+    def local_parts(self, table: int) -> list[Part]:
         """Returns the part of this process; see `TableStore`."""
         parts = self.parts(table)
         if self.group.rank < len(parts):
             return [parts[self.group.rank]]
         by_name = self.variables[self.spec.tables[table].name]
         return [
-            table_store.Part(
+            Part(
                 table,
                 self.group.rank,
                 self.local_rows(table),
@@ -430,7 +431,7 @@ class ProcessStore(table_store.TableStore):
         messages = self.group.gather_bytes(b"" if own is None else _encode(own))
         return [_decode(message) for message in messages[: len(results)]]
 
-    def send(self, part: table_store.Part, result: Any) -> Any:
+    def send(self, part: Part, result: Any) -> Any:
         """Sends the result of a part to all processes; see `TableStore`."""
         message = b"" if result is None else _encode(result)
         return _decode(self.group.gather_bytes(message)[part.owner])
@@ -448,7 +449,7 @@ class ProcessStore(table_store.TableStore):
         self,
         table: int,
         arguments: tf.Tensor,
-        function: Callable[[table_store.Part, tf.Tensor], list[tf.Tensor]],
+        function: Callable[[Part, tf.Tensor], list[tf.Tensor]],
         num_results: int,
     ) -> list[list[tf.Tensor]]:
         """Calls a function in the owner of each part; see `TableStore`."""

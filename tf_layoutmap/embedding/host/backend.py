@@ -8,6 +8,7 @@ pipelined update before tables are saved.
 
 from __future__ import annotations
 
+import types
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -31,6 +32,7 @@ from tf_layoutmap.embedding.host import (
 )
 from tf_layoutmap.embedding.host import engine as host_engine
 from tf_layoutmap.embedding.host import shapes as host_shapes
+from tf_layoutmap.embedding.table_store import TableStore
 from tf_layoutmap.vocabulary import kept_strings, key_rows
 
 
@@ -40,7 +42,6 @@ class HostBackend:
     Attributes:
       engine: A `HostEngine`, or an object with the methods of a `HostEngine`
         that runs the steps of several processes; None before `start`.
-      store: The tables; without variables before `start`.
       strings: The strings of vocabularies that keep strings, by the name of the
         table that owns the vocabulary; empty before `start`.
     """
@@ -48,6 +49,7 @@ class HostBackend:
     is_on_tpu: ClassVar[bool] = False
     has_ordered_steps: ClassVar[bool] = False
     is_sharded: ClassVar[bool] = False
+    strings: Mapping[str, kept_strings.KeptStrings] = types.MappingProxyType({})
     # Shape checks are fast, and prevent invalid memory accesses.
     checks_shapes = True
 
@@ -90,19 +92,23 @@ class HostBackend:
         # The learning rates of a step, if the process has several replicas.
         self._rates: step_gradients.RatesOfReplicas | None = None
         # The tables, which `start` adds to the store.
-        self.store = self._make_store(partitioner)
+        self._store = self._make_store(partitioner)
         # The recorder of changes, which counts replacements of all values.
         self._changes: Any = None
-        self.strings: Mapping[str, kept_strings.KeptStrings] = {}
 
     def _make_store(
         self, partitioner: table_store.Partitioner | None
-    ) -> table_store.TableStore:
+    ) -> TableStore:
         """Creates the store of the tables."""
         group = None
         if self._replicas.has_processes:
             group = processes.of_strategy(self._replicas.strategy)
         return table_store.HostStore(partitioner, group)
+
+    @property
+    def store(self) -> TableStore:
+        """The tables; without variables before `start`."""
+        return self._store
 
     @property
     def mark_shape(self) -> tuple[int, ...]:
@@ -133,12 +139,12 @@ class HostBackend:
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
         """Creates the variables of all tables."""
-        return self.store.create(self._spec)
+        return self._store.create(self._spec)
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates an engine that reads and updates the variables."""
         self.strings = step_strings.create_stores(self._spec, variables)
-        self.store = self.store.with_tables(self._spec, variables)
+        self._store = self._store.with_tables(self._spec, variables)
         spec = self._shapes.fix_spec()
         if self._replicas.has_processes:
             multi_process.broadcast_initial_values(
@@ -184,8 +190,8 @@ class HostBackend:
             with processes.failing_together(group, call):
                 self.flush()
                 self._retire_for_resize(name)
-            resized = resizing.resize(self.store, spec, table, call)
-            old = self.store.variables
+            resized = resizing.resize(self._store, spec, table, call)
+            old = self._store.variables
             variables = {**old, **resized.variables}
             with processes.failing_together(group, call):
                 new_engine = self._engine_after_resize(
@@ -195,11 +201,11 @@ class HostBackend:
             old_engine.retire("")
             raise
         self.engine, self._spec = new_engine, spec
-        self.store = self.store.with_tables(spec, variables)
+        self._store = self._store.with_tables(spec, variables)
         self._shapes.replace_spec(spec)
         step_strings.use_variables(self.strings, resized.variables)
         for resized_table in resized.variables:
-            self.store.discard(old[resized_table].values())
+            self._store.discard(old[resized_table].values())
         return resized
 
     def _retire_for_resize(self, name: str) -> None:
@@ -265,7 +271,7 @@ class HostBackend:
                 f"{call} must be called outside tf.function under "
                 "MultiWorkerMirroredStrategy, in all processes together."
             )
-        return self.store.group
+        return self._store.group
 
     def read(self, features: Any, weights: Any, device: str | None) -> Any:
         """Checks the input of a step; see `TPUEmbedding.enqueue`."""
@@ -374,8 +380,8 @@ class HostBackend:
     def watch_changes(self) -> Any:
         """Starts to record which rows are written."""
         self._changes = changes.Changes(
-            self.store,
-            [changes.recorder_of_engine(self._started.handle, self.store)],
+            self._store,
+            [changes.recorder_of_engine(self._started.handle, self._store)],
         )
         return self._changes
 

@@ -8,6 +8,7 @@ servers.
 
 from __future__ import annotations
 
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
@@ -32,6 +33,7 @@ from tf_layoutmap.embedding.servers import (
     step_ops,
 )
 from tf_layoutmap.embedding.servers import tables as server_tables
+from tf_layoutmap.embedding.table_store import TableStore
 from tf_layoutmap.vocabulary import kept_strings, key_rows
 
 
@@ -46,7 +48,7 @@ class ServersBackend:
     is_on_tpu: ClassVar[bool] = False
     has_ordered_steps: ClassVar[bool] = False
     is_sharded: ClassVar[bool] = False
-    has_row_steps = False
+    strings: Mapping[str, kept_strings.KeptStrings] = types.MappingProxyType({})
     checks_shapes = True
 
     def __init__(
@@ -80,14 +82,13 @@ class ServersBackend:
             "rows are assigned to keys on the servers, which receive only the "
             "hashes of strings",
         )
-        self.strings: Mapping[str, kept_strings.KeptStrings] = {}
         self._feature_config = feature_config
         self._spec = spec
         self._out_of_range = out_of_range
         self._rounding_seed = rounding_seed
         self._wire_dtype = wire_dtype
         # The tables, which `start` adds to the store.
-        self.store = server_tables.ServerStore(
+        self._store = server_tables.ServerStore(
             strategy_replicas.strategy, partitioner
         )
         self._shapes = host_shapes.StepShapes(spec)
@@ -102,6 +103,16 @@ class ServersBackend:
         self._changes: changes.Changes | None = None
 
     @property
+    def store(self) -> TableStore:
+        """The tables; without variables before `start`."""
+        return self._store
+
+    @property
+    def has_row_steps(self) -> bool:
+        """Returns False, because the servers hold the rows."""
+        return False
+
+    @property
     def mark_shape(self) -> tuple[int, ...]:
         """Shape of a sum of marks."""
         return engine.MARK_SHAPE
@@ -109,7 +120,7 @@ class ServersBackend:
     @property
     def variable_device(self) -> str:
         """Device of the small variables that a layer's steps use: server 0."""
-        return self.store.devices[0]
+        return self._store.devices[0]
 
     @property
     def is_built(self) -> bool:
@@ -134,11 +145,11 @@ class ServersBackend:
 
     def create_tables(self) -> dict[str, dict[str, Any]]:
         """Creates the variables of all tables on the servers."""
-        return self.store.create(self._spec)
+        return self._store.create(self._spec)
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates the object that calls the ops of steps."""
-        self.store = self.store.with_tables(self._spec, variables)
+        self._store = self._store.with_tables(self._spec, variables)
         self._ops = self._make_ops(self._shapes.fix_spec(), variables)
         self._evicted = evicted_reports.EvictedReports(
             self._spec, self._ops.servers
@@ -302,10 +313,10 @@ class ServersBackend:
         self.report_evicted()
         spec = resizing.spec_with_capacity(self._spec, table, capacity)
         name = spec.tables[table].name
-        old = self.store.variables
+        old = self._store.variables
         with self._started.retired():
             resized = resizing.resize(
-                self.store, spec, table, f"`resize` of table {name!r}"
+                self._store, spec, table, f"`resize` of table {name!r}"
             )
             variables = {**old, **resized.variables}
             started = self._make_ops(
@@ -318,19 +329,19 @@ class ServersBackend:
             for number, dropped in resized.dropped.items():
                 reports.report_dropped(number, dropped)
         self._spec, self._ops, self._evicted = spec, started, reports
-        self.store = self.store.with_tables(spec, variables)
+        self._store = self._store.with_tables(spec, variables)
         self._shapes.replace_spec(spec)
         for resized_table in resized.variables:
-            self.store.discard(old[resized_table].values())
+            self._store.discard(old[resized_table].values())
         return resized
 
     def watch_changes(self) -> Any:
         """Starts to record which rows are written."""
         started = self._started
         self._changes = changes.Changes(
-            self.store,
+            self._store,
             [
-                started.recorder(server, self.store)
+                started.recorder(server, self._store)
                 for server in started.servers
             ],
             started.count_in_flight,

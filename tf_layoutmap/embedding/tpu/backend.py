@@ -9,6 +9,7 @@ host copies of the tables with the TPU.
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -37,7 +38,7 @@ class TPUBackend:
     is_on_tpu: ClassVar[bool] = True
     has_ordered_steps: ClassVar[bool] = True
     is_sharded: ClassVar[bool] = False
-    has_row_steps = False
+    strings: Mapping[str, KeptStrings] = types.MappingProxyType({})
     # User programs can set this attribute to False.
     checks_shapes = True
 
@@ -57,7 +58,6 @@ class TPUBackend:
           is_pipelined: Whether the lookup of a step overlaps with the previous
             step.
         """
-        self.strings: Mapping[str, KeptStrings] = {}
         self._feature_config = feature_config
         self._tpu = tpu
         self._spec = tpu.spec
@@ -74,6 +74,11 @@ class TPUBackend:
         self._modes = steps.StepModes(finds_forward_steps=False)
         self._config: bytes | None = None
         self._sync = tables.TableSync()
+
+    @property
+    def has_row_steps(self) -> bool:
+        """Returns False, because the rows are on the TPU."""
+        return False
 
     @property
     def mark_shape(self) -> tuple[int, ...]:
