@@ -72,9 +72,9 @@ class EmbeddingCore(LayerBase):
     _key_table: key_table.KeyTable | None
     # The table as one weight of which each replica has a copy; see
     # `_is_copied_by_strategy`.
-    _copied_weight: Any
+    _copied_weight: Any = None
     # The steps of the table if it is on the host beside a TPU.
-    _program_steps: ProgramSteps | None
+    _program_steps: ProgramSteps | None = None
 
     def __init__(
         self,
@@ -142,12 +142,7 @@ class EmbeddingCore(LayerBase):
         """
         # These attributes are set before Keras' `__init__`, so that Keras does
         # not track them.
-        vars(self).update(
-            _table=None,
-            _key_table=None,
-            _copied_weight=None,
-            _program_steps=None,
-        )
+        vars(self).update(_table=None, _key_table=None)
         # Autocast would convert ids to float16.
         super().__init__(**{"autocast": False, **kwargs})
         # This attribute disables XLA, because XLA has no kernels for the

@@ -216,7 +216,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             program_steps = ProgramSteps(
                 self.name, self._make_table, self.optimizer
             )
-            vars(self)["_program_steps"] = program_steps
+            self.__dict__["_program_steps"] = program_steps
             self._embeddings = TableWeightOnTPU(
                 program_steps, self._make_table(), self.optimizer
             )
@@ -234,7 +234,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             )
             weight.regularizer = self.embeddings_regularizer
             weight.constraint = self.embeddings_constraint
-            vars(self)["_copied_weight"] = weight
+            self.__dict__["_copied_weight"] = weight
         else:
             sizes = RowPartition.div(self.input_dim, self.num_shards).sizes
             self._shard_weights = [
