@@ -83,7 +83,7 @@ class DividedEngine:
 
         Args:
           spec: Features and unsharded tables.
-          variables: Variables that `DividedTables` created.
+          variables: Variables that `ProcessStore` created.
           group: The processes.
           is_pipelined: Whether each update is applied after the lookup of the
             next step.

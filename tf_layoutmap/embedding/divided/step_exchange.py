@@ -369,7 +369,7 @@ class StepExchange:
         Args:
           spec: Features and unsharded tables.
           local_spec: Tables and features of this process's engine.
-          variables: Variables that `DividedTables` created.
+          variables: Variables that `ProcessStore` created.
           group: The processes.
           order: Order in which the gradients of a row are summed.
           out_of_range: How out-of-range ids are handled.
