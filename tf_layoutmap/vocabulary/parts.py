@@ -102,6 +102,17 @@ class Part:
             return [len(self.buckets)]
         return [known_size(shard) for shard in shards]
 
+    def buckets_if_shard(self, num_buckets: int) -> int:
+        """Returns the op attribute `vocabulary_buckets`.
+
+        The attribute is 0 for a part with all buckets of the vocabulary, which
+        can have several shards. Otherwise, an op requires a single shard.
+
+        Args:
+          num_buckets: Number of buckets of the vocabulary.
+        """
+        return 0 if len(self.buckets) == num_buckets else num_buckets
+
     def offsets(self) -> list[int]:
         """Returns the cumulative numbers of buckets of the shards."""
         return [0, *itertools.accumulate(self.buckets_of_shards())]

@@ -658,7 +658,8 @@ class Vocabulary(sampling.KeyCounts):
                     keys=keys,
                     table=self.name,
                     first_bucket=part.buckets.start,
-                    vocabulary_buckets=num_buckets,
+                    # The op takes several shards only if they are complete.
+                    vocabulary_buckets=part.buckets_if_shard(num_buckets),
                 )
             ]
 
