@@ -84,6 +84,11 @@ SUMS_ON_MESH = Works(
     "last bits differ.",
     tolerance=1e-6,
 )
+ACCUMULATION_OF_TABLES = Works(
+    "If the model also has other weights, Keras 3 itself raises an error, "
+    "because it accumulates their gradients in a `tf.cond`, in which replicas "
+    "cannot wait for each other.",
+)
 NO_ACCUMULATION_BESIDE_TPU = Impossible(
     "must not accumulate gradients of a table under TPUStrategy",
     "The host applies the gradients of a table after each program of the TPU.",
@@ -263,6 +268,9 @@ SECTIONS["sharded"] = Section(
             ),
             row(
                 "optimizer with gradient accumulation",
+                mirrored=ACCUMULATION_OF_TABLES,
+                replicated=ACCUMULATION_OF_TABLES,
+                sharded=ACCUMULATION_OF_TABLES,
                 tpu_host=NO_ACCUMULATION_BESIDE_TPU,
             ),
             row("constraint"),
