@@ -18,6 +18,9 @@ from tests.layers import models
 
 tpu = tf.tpu.experimental.embedding
 BATCH = 8
+# `make test` tries one case of each kind: a case compiles models for one and
+# for two replicas, which takes about 2 s.
+EXHAUSTIVE = pytest.mark.exhaustive
 LENGTH = models.LENGTH
 
 
@@ -83,7 +86,7 @@ def rows_of(model):
     return np.asarray(table_of(model).embeddings.numpy())
 
 
-@pytest.mark.parametrize("num_replicas", [2, 4])
+@pytest.mark.parametrize("num_replicas", [2, pytest.param(4, marks=EXHAUSTIVE)])
 def test_tables_are_bitwise_equal_to_those_of_one_replica(num_replicas):
     models.assert_same_tables(
         table_of(trained(num_replicas)), table_of(with_one_replica())
@@ -94,7 +97,7 @@ def test_tables_are_bitwise_equal_to_those_of_one_replica(num_replicas):
     "options",
     [
         {"run_eagerly": True},
-        {"jit_compile": False},
+        pytest.param({"jit_compile": False}, marks=EXHAUSTIVE),
         {"steps_per_execution": 2},
     ],
     ids=["eager", "without XLA", "two steps at once"],
@@ -138,10 +141,16 @@ def test_a_replica_without_samples_changes_no_row():
     "make",
     [
         lambda: keras.optimizers.Adam(0.1),
-        lambda: keras.optimizers.Adagrad(0.1, clipvalue=0.05),
+        pytest.param(
+            lambda: keras.optimizers.Adagrad(0.1, clipvalue=0.05),
+            marks=EXHAUSTIVE,
+        ),
         lambda: keras.optimizers.SGD(0.1, momentum=0.5, clipnorm=0.25),
-        lambda: keras.optimizers.AdamW(0.1, weight_decay=0.125),
-        lambda: keras.optimizers.Lamb(0.1),
+        pytest.param(
+            lambda: keras.optimizers.AdamW(0.1, weight_decay=0.125),
+            marks=EXHAUSTIVE,
+        ),
+        pytest.param(lambda: keras.optimizers.Lamb(0.1), marks=EXHAUSTIVE),
         lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=2),
         lambda: keras.optimizers.LossScaleOptimizer(
             keras.optimizers.Adam(0.1), initial_scale=8.0
@@ -259,7 +268,9 @@ def test_a_summary_and_the_weights_are_those_of_one_replica():
 
 
 @pytest.mark.parametrize("optimizer", ["adagrad", "model", None])
-@pytest.mark.parametrize("counts", [(1, 2), (2, 1)])
+@pytest.mark.parametrize(
+    "counts", [pytest.param((1, 2), marks=EXHAUSTIVE), (2, 1)]
+)
 def test_files_do_not_depend_on_the_number_of_replicas(
     optimizer, counts, tmp_path
 ):
