@@ -188,7 +188,7 @@ MUTATIONS = [
     Mutation(
         "dropped slot: a missing slot variable is not noticed",
         "vocabulary/conversion.py",
-        "if slots - found.keys():",
+        "if slots - values.keys():",
         "if found.keys() - slots:",
         ("tests/vocabulary/test_conversion.py",),
     ),
@@ -434,8 +434,8 @@ MUTATIONS = [
     Mutation(
         "off by one: one delta less is kept",
         "deltas/merging.py",
-        "one.meta.sequence <= last - keep]",
-        "one.meta.sequence <= last - keep + 1]",
+        "delta.meta.sequence <= last - keep]",
+        "delta.meta.sequence <= last - keep + 1]",
         ("tests/deltas/test_merging.py",),
     ),
     Mutation(

@@ -150,3 +150,24 @@ def test_mesh_tensors_do_not_import_keras():
         if name.split(".")[0] in KERAS or "keras_private" in name
     ]
     assert not offenders, offenders
+
+
+def test_names_say_what_a_value_is():
+    """Lists variables and parameters whose names could be any value."""
+    offenders = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {name}"
+        for path in sorted((ROOT / "tf_layoutmap").rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in bound_names(node)
+        if name in ("one", "found")
+    ]
+    assert not offenders, offenders
+
+
+def bound_names(node: ast.AST) -> list[str]:
+    """Returns the names that a node of a syntax tree binds."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        return [node.id]
+    if isinstance(node, ast.arg):
+        return [node.arg]
+    return []

@@ -117,5 +117,5 @@ def _read_weight(
     reader: Any, key: str, deltas: list[chain.Delta], label: str | None
 ) -> Any:
     """Returns the value of a variable that is not in a table."""
-    found = None if label is None else weights.read_changed(label, deltas)
-    return base_file.read_tensor(reader, key) if found is None else found
+    value = None if label is None else weights.read_changed(label, deltas)
+    return base_file.read_tensor(reader, key) if value is None else value

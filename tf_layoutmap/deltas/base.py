@@ -110,16 +110,16 @@ def find_prefix(base: str, embedding: Any, root: Any = None) -> str:
 
 def _object_at(root: Any, prefix: str) -> Any:
     """Returns the object at `prefix` in a checkpoint of `root`, or None."""
-    found = root
+    node = root
     for name in prefix.removesuffix("/").split("/") if prefix else ():
         # Reverts TensorFlow's escaping of attribute names.
         local_name = re.sub(
-            r"\.[.S]", lambda one: "." if one[0] == ".." else "/", name
+            r"\.[.S]", lambda match: "." if match[0] == ".." else "/", name
         )
-        found = tf.train.TrackableView(found).children(found).get(local_name)
-        if found is None:
+        node = tf.train.TrackableView(node).children(node).get(local_name)
+        if node is None:
             return None
-    return found
+    return node
 
 
 def read_variable(
@@ -349,3 +349,12 @@ def _differing(stored: Array, current: Array) -> Array:
 
 def _bits(values: Array) -> Array:
     return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
+
+
+def changed_cells(before: Array, after: Array) -> dict[str, Array]:
+    """Returns the changed blocks of the sketch, and their indices."""
+    before, after = (
+        cells.reshape(-1, SKETCH_CELLS) for cells in (before, after)
+    )
+    rows = np.flatnonzero((before != after).any(1))
+    return {state.SKETCH: after[rows], SKETCH_ROWS: rows}

@@ -80,8 +80,12 @@ def find_variables(
         variable has the name of a weight and another value.
     """
     saved = _SavedModel(path)
-    found = _find_tables(saved, tables)
-    done = {one.key for table in found for one in table.variables.values()}
+    marked = _find_tables(saved, tables)
+    done = {
+        variable.key
+        for table in marked
+        for variable in table.variables.values()
+    }
     of_tables = {
         name_of(shard)
         for table in tables.values()
@@ -89,7 +93,7 @@ def find_variables(
         for shard in (variable, *getattr(variable, "variables", ()))
     }
     stored, missing = [], []
-    pieces = [piece for one in weights for piece in _pieces_of(one)]
+    pieces = [piece for weight in weights for piece in _pieces_of(weight)]
     for key in sorted(saved.variables()):
         name = saved.name_of(key)
         if key in done or name in of_tables or name in ignored:
@@ -100,7 +104,7 @@ def find_variables(
         else:
             stored.append(piece.as_stored(key))
     warn_about_missing(missing)
-    return found, stored
+    return marked, stored
 
 
 def warn_about_missing(names: Sequence[str]) -> None:
@@ -157,7 +161,7 @@ class _Piece:
 def _pieces_of(weight: Weight) -> list[_Piece]:
     """Returns the variables in which a SavedModel can store a weight."""
     variable = variable_of(weight.variable)
-    found = [_Piece(weight, name_of(variable), list(variable.shape))]
+    pieces = [_Piece(weight, name_of(variable), list(variable.shape))]
     if (
         isinstance(variable, ShardedVariable)
         and variable.partition.is_contiguous
@@ -165,15 +169,15 @@ def _pieces_of(weight: Weight) -> list[_Piece]:
         first = 0
         for shard in variable.variables:
             shape = [known_size(shard, axis) for axis in (0, 1)]
-            found.append(_Piece(weight, name_of(shard), shape, first))
+            pieces.append(_Piece(weight, name_of(shard), shape, first))
             first += shape[0]
-    return found
+    return pieces
 
 
 def _find_tables(
     saved: _SavedModel, tables: Mapping[str, Table]
 ) -> list[StoredTable]:
-    found = []
+    stored_tables = []
     for table in tables.values():
         variables = {}
         for name, variable in table.variables.items():
@@ -185,7 +189,7 @@ def _find_tables(
                     tf.as_dtype(variable.dtype).name,
                 )
         rows = table.variables[export_state.PARAMETERS]
-        found.append(
+        stored_tables.append(
             StoredTable(
                 table.name,
                 table.prefix,
@@ -195,7 +199,7 @@ def _find_tables(
                 variables,
             )
         )
-    return found
+    return stored_tables
 
 
 def write_state(
@@ -257,27 +261,27 @@ class _SavedModel:
             and self._dtypes[key] == tf.as_dtype(variable.dtype)
         ]
         suffix = checkpointing.key_of(base_file.ATTRIBUTE, table, name)
-        found = [
+        keys = [
             key
             for key in fitting
             if key == suffix or key.endswith(f"/{suffix}")
         ] or fitting
-        found = [key for key in found if self._is_equal(key, variable)]
-        if len(found) > 1:
+        keys = [key for key in keys if self._is_equal(key, variable)]
+        if len(keys) > 1:
             own_name = str(getattr(variable, "name", "")).removesuffix(":0")
-            found = [key for key in found if self._names.get(key) == own_name]
-        if len(found) == 1:
-            return found[0]
+            keys = [key for key in keys if self._names.get(key) == own_name]
+        if len(keys) == 1:
+            return keys[0]
         if name not in _REQUIRED:
             return None
         raise ValueError(
             f"SavedModel {self._path!r} must contain one variable that is "
             f"equal to {name!r} of table {table!r}, shape "
-            f"{list(variable.shape)}. Received: {len(found)} of the "
+            f"{list(variable.shape)}. Received: {len(keys)} of the "
             f"{len(fitting)} variables with this shape and dtype. "
             + (
                 "Give the layers of the tables different names."
-                if found
+                if keys
                 else "Export the model and mark it before the next training "
                 "step."
             )
@@ -300,27 +304,27 @@ class _SavedModel:
         """
         name, shape = self.name_of(key), self._shapes[key]
         fitting = [
-            one
-            for one in pieces
-            if one.shape == shape
-            and tf.as_dtype(one.weight.variable.dtype) == self._dtypes[key]
+            piece
+            for piece in pieces
+            if piece.shape == shape
+            and tf.as_dtype(piece.weight.variable.dtype) == self._dtypes[key]
         ]
         # During the export of a functional model, the name of a table begins
         # with the names of layers.
-        named = [one for one in fitting if one.name == name] or [
-            one for one in fitting if name.endswith(f"/{one.name}")
+        named = [piece for piece in fitting if piece.name == name] or [
+            piece for piece in fitting if name.endswith(f"/{piece.name}")
         ]
         if not named:
             return None
         stored = digest(as_array(self._reader.get_tensor(key)))
-        equal = [one for one in named if one.digest == stored]
+        equal = [piece for piece in named if piece.digest == stored]
         if len(equal) > 1:
             # TensorFlow gives unnamed variables the same name.
             equal = [
-                one
-                for one in equal
-                if _ends_with(one.weight.label, key)
-                or _ends_with(key, one.weight.label)
+                piece
+                for piece in equal
+                if _ends_with(piece.weight.label, key)
+                or _ends_with(key, piece.weight.label)
             ] or equal
         if len(equal) == 1:
             return equal[0]
@@ -349,18 +353,18 @@ class _SavedModel:
 def _ends_with(longer: str, shorter: str) -> bool:
     """Returns whether the path of a key ends with the path of another key."""
     longer, shorter = (
-        f"/{one.removesuffix(export_state.VALUE)}" for one in (longer, shorter)
+        f"/{key.removesuffix(export_state.VALUE)}" for key in (longer, shorter)
     )
     return longer.endswith(shorter)
 
 
 def _names_of_variables(path: str) -> dict[str, str]:
     """Returns the names of the variables of a SavedModel, by checkpoint key."""
-    found = saved_model_pb2.SavedModel()
-    found.ParseFromString(
+    saved_model = saved_model_pb2.SavedModel()
+    saved_model.ParseFromString(
         storage.read_bytes(os.path.join(path, "saved_model.pb"))
     )
-    nodes = found.meta_graphs[0].object_graph_def.nodes
+    nodes = saved_model.meta_graphs[0].object_graph_def.nodes
     names: dict[str, str] = {}
     todo: list[tuple[int, tuple[str, ...]]] = [(0, ())]
     visited = {0}

@@ -139,7 +139,7 @@ def prune(directory: str | os.PathLike[str], *, keep: int) -> list[Delta]:
         chain.pending_paths(directory, 0), "", "of the first delta"
     )
     last = chain.last_sequence(deltas)
-    merged = [one for one in deltas if one.meta.sequence <= last - keep]
+    merged = [delta for delta in deltas if delta.meta.sequence <= last - keep]
     if len(merged) > 1:
         name = chain.directory_name(
             merged[-1].meta.sequence, merged[0].meta.first
@@ -154,7 +154,7 @@ def prune(directory: str | os.PathLike[str], *, keep: int) -> list[Delta]:
 
 def _remove_others(directory: str, deltas: Sequence[Delta]) -> None:
     """Removes all deltas of a directory that are not in `deltas`."""
-    kept = {os.path.basename(one.path) for one in deltas}
+    kept = {os.path.basename(delta.path) for delta in deltas}
     for name in storage.names_in(directory):
         if chain.numbers_of(name) is None or name in kept:
             continue
@@ -178,16 +178,16 @@ def _write_merged(deltas: Sequence[Delta], target: str) -> Delta:
     tensors: dict[str, Array] = {}
     tables: dict[str, dict[str, Any]] = {}
     for table, of_last in last.tables.items():
-        found = _merged_table(deltas, table, of_last["variables"])
-        tables[table] = {**of_last, "num_rows": len(found[base_file.ROWS])}
+        merged = _merged_table(deltas, table, of_last["variables"])
+        tables[table] = {**of_last, "num_rows": len(merged[base_file.ROWS])}
         if "from_step" in of_last:
             tables[table]["from_step"] = first.tables[table]["from_step"]
         tensors.update(
-            {f"{table}/{name}": value for name, value in found.items()}
+            {f"{table}/{name}": value for name, value in merged.items()}
         )
     weights: dict[str, dict[str, Any]] = {}
-    for one in deltas:
-        for label, described in one.meta.weights.items():
+    for delta in deltas:
+        for label, described in delta.meta.weights.items():
             before = weights.get(label, {"is_changed": False})
             weights[label] = {
                 **described,
@@ -209,13 +209,13 @@ def _write_merged(deltas: Sequence[Delta], target: str) -> Delta:
             of_files,
             tuple(
                 link
-                for one in deltas
-                for link in (one.meta.merged or (one.meta.link,))
+                for delta in deltas
+                for link in (delta.meta.merged or (delta.meta.link,))
             ),
             tuple(
-                one.meta.writer_of(number)
-                for one in deltas
-                for number in range(one.meta.first, one.meta.sequence + 1)
+                delta.meta.writer_of(number)
+                for delta in deltas
+                for number in range(delta.meta.first, delta.meta.sequence + 1)
             ),
             weights,
         ),
@@ -231,8 +231,8 @@ def _check_same_tables(deltas: Sequence[Delta]) -> None:
 
     def variables_of(delta: Delta) -> dict[str, list[str]]:
         return {
-            table: sorted(one["variables"])
-            for table, one in delta.meta.tables.items()
+            table: sorted(description["variables"])
+            for table, description in delta.meta.tables.items()
         }
 
     expected = variables_of(deltas[0])
@@ -249,26 +249,27 @@ def _merged_table(
     deltas: Sequence[Delta], table: str, names: Sequence[str]
 ) -> dict[str, Array]:
     """Returns the merged tensors of one table, by name of the variable."""
-    readers = [storage.open_checkpoint(one.tensors) for one in deltas]
+    readers = [storage.open_checkpoint(delta.tensors) for delta in deltas]
 
     def read(name: str) -> list[Array]:
         return [
-            np.asarray(one.get_tensor(f"{table}/{name}")) for one in readers
+            np.asarray(reader.get_tensor(f"{table}/{name}"))
+            for reader in readers
         ]
 
     rows = read(base_file.ROWS)
     merged, at = changes.last_occurrences(rows)
-    found = {base_file.ROWS: merged}
+    tensors = {base_file.ROWS: merged}
     for name in names:
         values = read(name)
         if name == state.SKETCH:
             blocks = read(base_file.SKETCH_ROWS)
-            found[base_file.SKETCH_ROWS], of_blocks = changes.last_occurrences(
-                blocks
+            tensors[base_file.SKETCH_ROWS], of_blocks = (
+                changes.last_occurrences(blocks)
             )
-            found[name] = np.concatenate(values)[of_blocks]
+            tensors[name] = np.concatenate(values)[of_blocks]
         elif base_file.has_rows(name):
-            found[name] = np.concatenate(values)[at]
+            tensors[name] = np.concatenate(values)[at]
         else:
-            found[name] = values[-1]
-    return found
+            tensors[name] = values[-1]
+    return tensors

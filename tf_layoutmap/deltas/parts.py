@@ -114,18 +114,18 @@ def save(folder: str, prefix: str, slices: Sequence[Slice]) -> None:
       tf.errors.UnavailableError, tf.errors.AbortedError: If a server is lost.
     """
     by_device: dict[str, list[Slice]] = {_HERE: []}
-    for one in slices:
-        by_device.setdefault(one.device, []).append(one)
+    for slice_ in slices:
+        by_device.setdefault(slice_.device, []).append(slice_)
     if len(by_device) == 1:
         _write_here(prefix, by_device[_HERE])
         return
     prefixes = []
-    for number, (device, own) in enumerate(by_device.items()):
+    for number, (device, own_tensors) in enumerate(by_device.items()):
         part = os.path.join(folder, f"part-{number}")
         if device == _HERE:
-            _write_here(part, own)
+            _write_here(part, own_tensors)
         else:
-            _write_part(device, part, own)
+            _write_part(device, part, own_tensors)
         if not storage.is_file(f"{part}.index"):
             raise FileNotFoundError(
                 errno.ENOENT,
@@ -153,9 +153,9 @@ def _write_here(prefix: str, tensors: Sequence[Slice]) -> None:
     with tf.device(_HERE), files.os_errors(prefix):
         tf.raw_ops.SaveV2(
             prefix=prefix,
-            tensor_names=[one.name for one in tensors],
-            shape_and_slices=[one.spec for one in tensors],
-            tensors=[one.value for one in tensors],
+            tensor_names=[tensor.name for tensor in tensors],
+            shape_and_slices=[tensor.spec for tensor in tensors],
+            tensors=[tensor.value for tensor in tensors],
         )
 
 
@@ -174,8 +174,8 @@ def _write_part(device: str, prefix: str, tensors: Sequence[Slice]) -> None:
         with tf.device(device):
             saved = tf.raw_ops.SaveV2(
                 prefix=prefix,
-                tensor_names=[one.name for one in tensors],
-                shape_and_slices=[one.spec for one in tensors],
+                tensor_names=[tensor.name for tensor in tensors],
+                shape_and_slices=[tensor.spec for tensor in tensors],
                 tensors=values,
             )
             # Without this dependency, the function would not run the op.
@@ -183,7 +183,7 @@ def _write_part(device: str, prefix: str, tensors: Sequence[Slice]) -> None:
                 return tf.constant(True)
 
     try:
-        write([one.value for one in tensors]).numpy()
+        write([tensor.value for tensor in tensors]).numpy()
     except (tf.errors.UnavailableError, tf.errors.AbortedError):
         raise  # A server is lost.
     except tf.errors.OpError as error:
@@ -209,7 +209,7 @@ class ProcessesDelta:
         path: str,
         staging: str,
         position: Position,
-        found: Mapping[str, TableChanges],
+        table_changes: Mapping[str, TableChanges],
         sharded: Mapping[str, bool],
         error: Exception | None,
     ):
@@ -221,7 +221,7 @@ class ProcessesDelta:
             processes share.
           staging: Target of the staging folder; see `files.staged`.
           position: The last delta. It must be equal in all processes.
-          found: Changed rows by table.
+          table_changes: Changed rows by table.
           sharded: Whether each process has only its own rows, by table.
           error: Error of this process before the call, or None.
 
@@ -250,7 +250,8 @@ class ProcessesDelta:
                         "error": processes.describe_error(error),
                         "folder": folder,
                         "rows": {
-                            table: len(one.rows) for table, one in found.items()
+                            table: len(changes.rows)
+                            for table, changes in table_changes.items()
                         },
                         "position": dataclasses.astuple(position),
                         "path": path,
@@ -262,20 +263,21 @@ class ProcessesDelta:
             processes.raise_errors(
                 _CALL,
                 error,
-                [one["error"] for one in messages],
+                [message["error"] for message in messages],
                 self._make_error,
             )
-            for number, one in enumerate(messages):
+            for number, message in enumerate(messages):
                 for name in ("position", "path"):
-                    if one[name] != messages[0][name]:
+                    if message[name] != messages[0][name]:
                         raise ValueError(
                             "All processes must write the same delta of the "
                             f"same base. Received: {name} {messages[0][name]} "
-                            f"in process 0, {one[name]} in process {number}."
+                            f"in process 0, {message[name]} in process "
+                            f"{number}."
                         )
         self._folder = messages[0]["folder"]
         self._num_rows = {
-            table: [one["rows"][table] for one in messages]
+            table: [message["rows"][table] for message in messages]
             for table in messages[0]["rows"]
         }
 
@@ -343,8 +345,8 @@ class ProcessesDelta:
         prefix = self._prefix_of(self._group.rank)
         _write_here(prefix, slices)
         path = f"{prefix}.data-00000-of-00001"
-        for one in (path, f"{prefix}.index"):
-            files.sync(one)
+        for file in (path, f"{prefix}.index"):
+            files.sync(file)
         return describe(path)
 
     def finish(
@@ -387,16 +389,16 @@ class ProcessesDelta:
 
     def _exchange(self, error: Exception | None, value: Any) -> list[Any]:
         """Returns the value of each process; raises the error of a process."""
-        found = [
+        answers = [
             json.loads(text)
             for text in self._group.gather_texts(
                 json.dumps([processes.describe_error(error), value])
             )
         ]
         processes.raise_errors(
-            _CALL, error, [text for text, _ in found], self._make_error
+            _CALL, error, [text for text, _ in answers], self._make_error
         )
-        return [one for _, one in found]
+        return [answer for _, answer in answers]
 
     def _merge(
         self,
@@ -414,24 +416,26 @@ class ProcessesDelta:
             else self._path
         )
         prefix = os.path.join(new, chain.TENSORS)
-        written = [number for number, one in enumerate(parts) if one]
-        _merge([self._prefix_of(one) for one in written], prefix)
+        written = [number for number, part in enumerate(parts) if part]
+        _merge([self._prefix_of(number) for number in written], prefix)
         described = {
             f"{chain.TENSORS}.index": describe(f"{prefix}.index"),
             # TensorFlow numbers the data files in the order of the parts.
             **{
                 f"{chain.TENSORS}.data-{index:05d}-of-{len(written):05d}": part
-                for index, part in enumerate(parts[one] for one in written)
+                for index, part in enumerate(
+                    parts[number] for number in written
+                )
                 if part is not None
             },
         }
-        for name, one in described.items():
+        for name, description in described.items():
             size = storage.size(os.path.join(new, name))
-            if size != one["num_bytes"]:
+            if size != description["num_bytes"]:
                 raise OSError(
                     errno.EIO,
-                    f"the file must have {one['num_bytes']} bytes, which its "
-                    f"process has written. Received: {size}",
+                    f"the file must have {description['num_bytes']} bytes, "
+                    f"which its process has written. Received: {size}",
                     name,
                 )
         content = make_meta(dict(sorted(described.items()))).to_json()

@@ -32,24 +32,24 @@ def embeddings_of(embedding: Any) -> tuple[list[Any], list[Any]]:
       ValueError: If an embedding occurs twice, or `embedding` is an empty list.
       RuntimeError: If an embedding is not built, or is on a TPU.
     """
-    given = embedding if isinstance(embedding, list | tuple) else [embedding]
-    found: list[Any] = []
-    for one in given:
-        if isinstance(one, TableAccess) or weights.is_table_layer(one):
-            own = [getattr(one, "embedding", one)]
-            if any(own[0] is other for other in found):
+    objects = embedding if isinstance(embedding, list | tuple) else [embedding]
+    embeddings: list[Any] = []
+    for member in objects:
+        if isinstance(member, TableAccess) or weights.is_table_layer(member):
+            inner_embeddings = [getattr(member, "embedding", member)]
+            if any(inner_embeddings[0] is other for other in embeddings):
                 raise ValueError(
                     checks.message(
                         "embedding", "a list without duplicates", embedding
                     )
                 )
         else:
-            own = (
-                weights.embeddings_below(one)
-                if hasattr(one, "_trackable_children")
+            inner_embeddings = (
+                weights.embeddings_below(member)
+                if hasattr(member, "_trackable_children")
                 else []
             )
-        if not own:
+        if not inner_embeddings:
             raise TypeError(
                 checks.message(
                     "embedding",
@@ -60,15 +60,15 @@ def embeddings_of(embedding: Any) -> tuple[list[Any], list[Any]]:
                     embedding,
                 )
             )
-        for inner in own:
+        for inner in inner_embeddings:
             inner._state.require_host("DeltaWriter")
-            if all(inner is not other for other in found):
-                found.append(inner)
-    if not found:
+            if all(inner is not other for other in embeddings):
+                embeddings.append(inner)
+    if not embeddings:
         raise ValueError(
             checks.message("embedding", "at least one embedding", embedding)
         )
-    return found, list(given)
+    return embeddings, list(objects)
 
 
 # The title of each table of an embedding, and the name of the layer that holds
@@ -76,7 +76,9 @@ def embeddings_of(embedding: Any) -> tuple[list[Any], list[Any]]:
 Titles = dict[str, tuple[str, str]]
 
 
-def titles_of(embeddings: Sequence[Any], given: Sequence[Any]) -> list[Titles]:
+def titles_of(
+    embeddings: Sequence[Any], objects: Sequence[Any]
+) -> list[Titles]:
     """Returns the names that the program has given to tables.
 
     The title of a table is its name. The table of a `ShardedEmbedding` always
@@ -85,25 +87,25 @@ def titles_of(embeddings: Sequence[Any], given: Sequence[Any]) -> list[Titles]:
 
     Args:
       embeddings: The embeddings.
-      given: Layers, and objects that contain layers.
+      objects: Layers, and objects that contain layers.
     """
     layers: dict[int, Any] = {}
-    for one in given:
-        for layer in weights.table_layers_below(one):
+    for member in objects:
+        for layer in weights.table_layers_below(member):
             layers.setdefault(id(layer.embedding), layer)
-    found: list[Titles] = []
-    for one in embeddings:
-        layer = layers.get(id(one))
-        tables = list(one._variables)
+    all_titles: list[Titles] = []
+    for embedding in embeddings:
+        layer = layers.get(id(embedding))
+        tables = list(embedding._variables)
         titles = list(tables)
         if layer is not None and len(tables) == 1:
             # The layer reports its only vocabulary under this name.
             titles = list(layer._named_vocabularies()) or titles
         owner = "" if layer is None else str(layer.name)
-        found.append(
+        all_titles.append(
             {table: (title, owner) for table, title in zip(tables, titles)}
         )
-    return found
+    return all_titles
 
 
 def labels_of(
@@ -137,20 +139,23 @@ def labels_of(
         for table, (title, owner) in by_table.items()
     }
     counts = collections.Counter(
-        one for some in candidates.values() for one in some
+        label for labels in candidates.values() for label in labels
     )
     paths = {(prefix, table): prefix + table for prefix, table in candidates}
-    found = {
-        key: next((one for one in some if one and counts[one] == 1), paths[key])
-        for key, some in candidates.items()
+    labels = {
+        key: next(
+            (label for label in options if label and counts[label] == 1),
+            paths[key],
+        )
+        for key, options in candidates.items()
     }
-    if len(set(found.values())) < len(found):
-        found = paths
+    if len(set(labels.values())) < len(labels):
+        labels = paths
     if before is not None:
         used = {before.in_base(label): label for label in before.tables}
-        if used.keys() == found.keys():
+        if used.keys() == labels.keys():
             return used
-    return found
+    return labels
 
 
 class WatchedTables:
@@ -186,14 +191,16 @@ class WatchedTables:
             tuple[EngineBackend, EngineChanges, dict[str, str]]
         ] = []
         labels = labels_of(prefixes, titles, before)
-        for one, prefix in zip(embeddings, prefixes, strict=True):
-            own = {table: labels[prefix, table] for table in one._variables}
-            for table, by_name in one._variables.items():
-                self.tables[own[table]] = Table(table, prefix, by_name)
+        for embedding, prefix in zip(embeddings, prefixes, strict=True):
+            own_labels = {
+                table: labels[prefix, table] for table in embedding._variables
+            }
+            for table, by_name in embedding._variables.items():
+                self.tables[own_labels[table]] = Table(table, prefix, by_name)
             backend = cast(
-                EngineBackend, one._state.require_host("DeltaWriter")
+                EngineBackend, embedding._state.require_host("DeltaWriter")
             )
-            self._parts.append((backend, backend.watch_changes(), own))
+            self._parts.append((backend, backend.watch_changes(), own_labels))
         self._num_replaced = self._count_replaced()
 
     def is_sharded(self) -> dict[str, bool]:
@@ -211,7 +218,7 @@ class WatchedTables:
           table: Label of the table.
         """
         for backend, _, labels in self._parts:
-            names = [one.name for one in backend.store.spec.tables]
+            names = [table.name for table in backend.store.spec.tables]
             for number, name in enumerate(names):
                 if labels[name] == table:
                     return [
@@ -229,8 +236,8 @@ class WatchedTables:
             replaces a key and its row together, and each of these tables would
             need a separate copy of the keys.
         """
-        for one, _ in self._prefixes:
-            shared = open_tables.owners_by_name(one._state.spec)
+        for embedding, _ in self._prefixes:
+            shared = open_tables.owners_by_name(embedding._state.spec)
             if shared:
                 raise NotImplementedError(
                     "Deltas of served models do not support tables that share "
@@ -246,8 +253,8 @@ class WatchedTables:
 
         Returns None if the changes of the embedding are not recorded.
         """
-        for one, prefix in self._prefixes:
-            if one is embedding:
+        for other, prefix in self._prefixes:
+            if other is embedding:
                 return prefix
         return None
 
@@ -264,26 +271,31 @@ class WatchedTables:
         )
         return before != self._num_replaced
 
-    def take(self, also: Mapping[str, Array], found: dict[str, Any]) -> None:
+    def take(
+        self, also: Mapping[str, Array], changes_by_table: dict[str, Any]
+    ) -> None:
         """Copies the rows that were written since the last call.
 
         Args:
           also: Additional rows to copy, by table.
-          found: Dict to which the changes of each table are added. If the copy
-            of an embedding raises an error, the dict still contains the changes
-            of all embeddings that were copied earlier.
+          changes_by_table: Dict to which the changes of each table are added.
+            If the copy of an embedding raises an error, the dict still contains
+            the changes of all embeddings that were copied earlier.
 
         Raises:
           RuntimeError: See `EngineChanges.take`.
         """
         for _, changes, labels in self._parts:
-            own = {
+            own_rows = {
                 table: also[label]
                 for table, label in labels.items()
                 if label in also
             }
-            found.update(
-                {labels[table]: one for table, one in changes.take(own).items()}
+            changes_by_table.update(
+                {
+                    labels[table]: table_changes
+                    for table, table_changes in changes.take(own_rows).items()
+                }
             )
 
     def _count_replaced(self) -> int:
@@ -292,7 +304,7 @@ class WatchedTables:
 
 def processes_of(embeddings: Sequence[Any]) -> processes.Processes | None:
     """Returns the processes of the embeddings' strategy, or None."""
-    for one in embeddings:
-        if one._state.replicas.has_processes:
-            return processes.of_strategy(one._state.replicas.strategy)
+    for embedding in embeddings:
+        if embedding._state.replicas.has_processes:
+            return processes.of_strategy(embedding._state.replicas.strategy)
     return None

@@ -70,10 +70,10 @@ class Weight:
           base: Reader of the base.
           deltas: The deltas, in the order in which they were written.
         """
-        found = read_changed(self.label, deltas)
-        if found is None and self.key:
-            found = as_array(base_file.read_tensor(base, self.key))
-        return found
+        value = read_changed(self.label, deltas)
+        if value is None and self.key:
+            value = as_array(base_file.read_tensor(base, self.key))
+        return value
 
 
 def read_changed(label: str, deltas: Sequence[Delta]) -> Array | None:
@@ -93,14 +93,14 @@ def read(variable: Any) -> Array:
     If the strategy has several processes, all processes must call the function,
     because statistics of replicas can be summed over the processes.
     """
-    found = variable_of(variable)
-    if isinstance(found, tf.experimental.dtensor.DVariable):
-        return np.asarray(transfer.to_host(found))
-    if isinstance(found, tf.Variable):
-        found = found.read_value()
-    elif isinstance(found, tf_private.TensorFlowShardedVariable):
-        found = tf.convert_to_tensor(found)
-    return as_array(found.numpy())
+    value = variable_of(variable)
+    if isinstance(value, tf.experimental.dtensor.DVariable):
+        return np.asarray(transfer.to_host(value))
+    if isinstance(value, tf.Variable):
+        value = value.read_value()
+    elif isinstance(value, tf_private.TensorFlowShardedVariable):
+        value = tf.convert_to_tensor(value)
+    return as_array(value.numpy())
 
 
 def digest(value: Array) -> bytes:
@@ -119,66 +119,67 @@ def name_of(variable: Any) -> str:
     return str(name).removesuffix(":0")
 
 
-def variable_of(one: Any) -> Any:
+def variable_of(variable: Any) -> Any:
     """Returns the TensorFlow variable or the table of a Keras variable."""
-    if not _is_keras_variable(one):
-        return one
+    if not _is_keras_variable(variable):
+        return variable
     # Keras variables on a mesh have an unsharded value in addition.
-    on_mesh = getattr(one, "divided_value", None)
-    return one.value if on_mesh is None else on_mesh
+    on_mesh = getattr(variable, "divided_value", None)
+    return variable.value if on_mesh is None else on_mesh
 
 
-def aliases(one: Any) -> Iterator[int]:
+def aliases(variable: Any) -> Iterator[int]:
     """Yields the `id` of all objects that represent the same variable."""
-    found = variable_of(one)
-    yield id(one)
-    yield id(found)
+    inner_variable = variable_of(variable)
+    yield id(variable)
+    yield id(inner_variable)
     # tf_keras wraps variables under a mixed policy.
-    inner = getattr(one, "_variable", None)
+    inner = getattr(variable, "_variable", None)
     if inner is not None:
         yield id(inner)
-    if isinstance(found, _SHARDED):
-        yield from map(id, found.variables)
+    if isinstance(inner_variable, _SHARDED):
+        yield from map(id, inner_variable.variables)
 
 
-def _is_keras_variable(one: Any) -> bool:
+def _is_keras_variable(variable: Any) -> bool:
     """Whether an object is a variable of Keras 3, without importing Keras."""
-    return not isinstance(one, _VARIABLES) and all(
-        hasattr(one, name) for name in ("path", "shape", "dtype", "_value")
+    return not isinstance(variable, _VARIABLES) and all(
+        hasattr(variable, name) for name in ("path", "shape", "dtype", "_value")
     )
 
 
-def _is_variable(one: Any) -> bool:
-    if _is_keras_variable(one):
+def _is_variable(variable: Any) -> bool:
+    if _is_keras_variable(variable):
         # Keras can create the value later.
-        return one._value is not None
-    return isinstance(one, _VARIABLES)
+        return variable._value is not None
+    return isinstance(variable, _VARIABLES)
 
 
 class ModelWeights:
     """The weights of models at the time of the last call of `find`."""
 
-    def __init__(self, given: Sequence[Any], base: BaseGraph):
+    def __init__(self, objects: Sequence[Any], base: BaseGraph):
         """Finds models in the base.
 
         Args:
-          given: Models, modules and checkpoints, and embeddings and layers that
-            have no weights.
+          objects: Models, modules and checkpoints, and embeddings and layers
+            that have no weights.
           base: Objects of the base checkpoint.
 
         Raises:
           ValueError: If the base contains a model several times.
         """
-        self._given = list(given)
+        self._objects = list(objects)
         self._models = [
-            one
-            for one in given
-            if not isinstance(one, TableAccess) and not is_table_layer(one)
+            member
+            for member in objects
+            if not isinstance(member, TableAccess)
+            and not is_table_layer(member)
         ]
         self._base = base
         self._labels: dict[int, str] = {}
-        for one in self._models:
-            base.locate(one)
+        for model in self._models:
+            base.locate(model)
 
     def find(self) -> list[Weight]:
         """Returns all weights in an order that depends only on the models.
@@ -187,40 +188,45 @@ class ModelWeights:
         so a writer calls the method before each delta.
         """
         self._labels = {}
-        found: list[Weight] = []
+        weights: list[Weight] = []
         for number, model in enumerate(self._models):
             self._base.follow(model)
             for is_state in (False, True):
-                for path, one in _variables(model, skips_state=not is_state):
-                    key = self._base.key_of(one)
+                for path, variable in _variables(
+                    model, skips_state=not is_state
+                ):
+                    key = self._base.key_of(variable)
                     if is_state and not key:
                         continue
                     label = key.removesuffix(_VALUE) or ":".join(
                         ["", str(number), "/".join(path)]
                     )
-                    self._add(found, Weight(label, one, key, is_state))
+                    self._add(weights, Weight(label, variable, key, is_state))
                 if not is_state:
                     # Checkpoints do not contain all variables, such as seeds.
-                    for index, one in enumerate(_listed_variables(model)):
+                    for index, variable in enumerate(_listed_variables(model)):
                         label = f":{number}:variables/{index}"
-                        self._add(found, Weight(label, one, "", False))
-        return found
+                        self._add(weights, Weight(label, variable, "", False))
+        return weights
 
-    def _add(self, found: list[Weight], one: Weight) -> None:
+    def _add(self, weights: list[Weight], weight: Weight) -> None:
         """Adds a weight, unless it has been found earlier."""
-        ids = list(aliases(one.variable))
+        ids = list(aliases(weight.variable))
         if any(alias in self._labels for alias in ids):
             return
-        self._labels.update(dict.fromkeys(ids, one.label))
-        found.append(one)
+        self._labels.update(dict.fromkeys(ids, weight.label))
+        weights.append(weight)
 
     def names_of_table_layers(self) -> set[str]:
         """Returns the names of variables that layers of tables use."""
         return {
             alias_name
-            for given in self._given
-            for one in _variables_of_table_layers(given)
-            for alias_name in (name_of(one), name_of(variable_of(one)))
+            for member in self._objects
+            for variable in _variables_of_table_layers(member)
+            for alias_name in (
+                name_of(variable),
+                name_of(variable_of(variable)),
+            )
         }
 
     def label_of(self, variable: Any) -> str | None:
@@ -234,9 +240,9 @@ class ModelWeights:
 def embeddings_below(model: Any) -> list[TableAccess]:
     """Returns the embeddings that a model, module or checkpoint contains."""
     return [
-        one
-        for _, one in _walk(model, skips_state=False)
-        if isinstance(one, TableAccess)
+        child
+        for _, child in _walk(model, skips_state=False)
+        if isinstance(child, TableAccess)
     ]
 
 
@@ -251,15 +257,17 @@ def table_layers_below(model: Any) -> list[Any]:
     ):
         return []
     return [
-        one for _, one in _walk(model, skips_state=False) if is_table_layer(one)
+        child
+        for _, child in _walk(model, skips_state=False)
+        if is_table_layer(child)
     ]
 
 
 def _variables(model: Any, *, skips_state: bool) -> Iterator[tuple[Path, Any]]:
     """Yields the variables below an object, and the paths to them."""
-    for path, one in _walk(model, skips_state=skips_state):
-        if _is_variable(one):
-            yield path, one
+    for path, child in _walk(model, skips_state=skips_state):
+        if _is_variable(child):
+            yield path, child
 
 
 def _walk(model: Any, *, skips_state: bool) -> Iterator[tuple[Path, Any]]:
@@ -274,12 +282,12 @@ def _walk(model: Any, *, skips_state: bool) -> Iterator[tuple[Path, Any]]:
     """
     todo: list[tuple[Path, Any]] = [((), model)]
     seen = {id(model)}
-    for path, one in todo:
-        yield path, one
-        if isinstance(one, TableAccess) or _is_variable(one):
+    for path, parent in todo:
+        yield path, parent
+        if isinstance(parent, TableAccess) or _is_variable(parent):
             continue
-        of_tables = is_table_layer(one)
-        for name, child in _children(one):
+        of_tables = is_table_layer(parent)
+        for name, child in _children(parent):
             if id(child) in seen or (
                 skips_state
                 and (
@@ -292,58 +300,58 @@ def _walk(model: Any, *, skips_state: bool) -> Iterator[tuple[Path, Any]]:
             todo.append(((*path, name), child))
 
 
-def is_table_layer(one: Any) -> bool:
+def is_table_layer(layer: Any) -> bool:
     """Returns whether a layer of `tlm.layers` has its tables in an embedding.
 
     Modules of this level cannot import the classes of the layers.
     """
-    return hasattr(one, "_named_vocabularies") and isinstance(
-        getattr(one, "embedding", None), TableAccess
+    return hasattr(layer, "_named_vocabularies") and isinstance(
+        getattr(layer, "embedding", None), TableAccess
     )
 
 
-def _children(one: Any) -> list[tuple[str, Any]]:
-    found = tf.train.TrackableView.children(one)
-    if isinstance(one, tf.train.Checkpoint):
-        found = {
+def _children(parent: Any) -> list[tuple[str, Any]]:
+    children = tf.train.TrackableView.children(parent)
+    if isinstance(parent, tf.train.Checkpoint):
+        children = {
             name: child
-            for name, child in found.items()
+            for name, child in children.items()
             if name != "save_counter"
         }
-    return list(found.items())
+    return list(children.items())
 
 
 def _listed_variables(model: Any) -> list[Any]:
     """Returns the variables that a module, or a layer below it, lists."""
     tables = {
         alias
-        for one in embeddings_below(model)
-        for by_name in one._variables.values()
+        for embedding in embeddings_below(model)
+        for by_name in embedding._variables.values()
         for variable in by_name.values()
         for alias in aliases(variable)
     }
     skipped = {
         alias
-        for one in _variables_of_table_layers(model)
-        for alias in aliases(one)
+        for variable in _variables_of_table_layers(model)
+        for alias in aliases(variable)
     }
     return [
-        one
+        variable
         for _, listing in _walk(model, skips_state=True)
         # Layers of both Keras versions have this method.
         if listing is model or hasattr(listing, "_flatten_layers")
-        for one in getattr(listing, "variables", ())
-        if _is_variable(one)
-        and not any(alias in tables | skipped for alias in aliases(one))
+        for variable in getattr(listing, "variables", ())
+        if _is_variable(variable)
+        and not any(alias in tables | skipped for alias in aliases(variable))
     ]
 
 
 def _variables_of_table_layers(model: Any) -> list[Any]:
     """Returns the variables that layers of tables have in addition."""
     return [
-        one
+        variable
         for layer in table_layers_below(model)
-        for one in getattr(layer, "variables", ())
+        for variable in getattr(layer, "variables", ())
     ]
 
 
@@ -368,7 +376,9 @@ class BaseGraph:
             for node in graph.nodes
         ]
         self._keys = [
-            next((one.checkpoint_key for one in node.attributes), "")
+            next(
+                (attribute.checkpoint_key for attribute in node.attributes), ""
+            )
             for node in graph.nodes
         ]
         # Objects of the program by node. The objects are kept alive, because
@@ -392,12 +402,12 @@ class BaseGraph:
                 (*path, base_file.ATTRIBUTE, table, name),
                 list(variable.shape),
             )
-            for path, one in _walk(model, skips_state=False)
-            if isinstance(one, TableAccess)
-            for table, by_name in one._variables.items()
+            for path, child in _walk(model, skips_state=False)
+            if isinstance(child, TableAccess)
+            for table, by_name in child._variables.items()
             for name, variable in by_name.items()
         ]
-        found = [
+        places = [
             node
             for node in range(len(self._keys))
             if all(
@@ -405,21 +415,21 @@ class BaseGraph:
                 for path, shape in tables
             )
         ]
-        if len(found) > 1:
+        if len(places) > 1:
             raise ValueError(
                 "Argument `base` must be a checkpoint that holds the model "
                 f"once. Received: base={self._base!r}, where the tables of the "
-                f"model occur {len(found)} times; pass the object that was "
+                f"model occur {len(places)} times; pass the object that was "
                 "saved as argument `root`."
             )
-        if found:
-            self._match(model, found[0])
+        if places:
+            self._match(model, places[0])
 
     def follow(self, model: Any) -> None:
         """Finds objects that were created after the model was found."""
-        for one in (self._root, model):
-            if id(one) in self._nodes:
-                self._match(one, self._nodes[id(one)])
+        for start in (self._root, model):
+            if id(start) in self._nodes:
+                self._match(start, self._nodes[id(start)])
 
     def prefix_of(self, embedding: Any) -> str | None:
         """Returns the prefix of an embedding's checkpoint keys, or None."""
@@ -452,21 +462,21 @@ class BaseGraph:
         """Maps an object and the objects below it to nodes."""
         todo = [(start, node)]
         seen = {id(start)}
-        for one, number in todo:
-            if id(one) not in self._nodes:
-                self._nodes[id(one)] = number
-                self._objects.append(one)
-            if isinstance(one, TableAccess) or _is_variable(one):
+        for current, number in todo:
+            if id(current) not in self._nodes:
+                self._nodes[id(current)] = number
+                self._objects.append(current)
+            if isinstance(current, TableAccess) or _is_variable(current):
                 continue
             nodes = self._children[number]
-            for name, child in _children(one):
+            for name, child in _children(current):
                 if name in nodes and id(child) not in seen:
                     seen.add(id(child))
                     todo.append((child, nodes[name]))
 
 
 def check_same(
-    found: Sequence[Weight], deltas: Sequence[Delta], directory: str
+    weights: Sequence[Weight], deltas: Sequence[Delta], directory: str
 ) -> None:
     """Compares the weights of a writer with existing deltas.
 
@@ -475,11 +485,11 @@ def check_same(
         write. Optimizers can create their state later.
     """
     before = deltas[-1].meta.weights if deltas else {}
-    now = {one.label for one in found}
+    now = {weight.label for weight in weights}
     missing = [
         label
-        for label, one in before.items()
-        if not one["is_state"] and label not in now
+        for label, description in before.items()
+        if not description["is_state"] and label not in now
     ]
     if missing:
         raise ValueError(
@@ -491,9 +501,9 @@ def check_same(
         )
 
 
-def warn_about_others(found: Sequence[Weight]) -> None:
+def warn_about_others(weights: Sequence[Weight]) -> None:
     """Warns that a writer of tables does not write the weights of a model."""
-    names = sorted({one.name for one in found if not one.is_state})
+    names = sorted({weight.name for weight in weights if not weight.is_state})
     if names:
         user_warnings.warn(
             f'Deltas with weights="tables" do not contain {len(names)} weights '
@@ -505,18 +515,18 @@ def warn_about_others(found: Sequence[Weight]) -> None:
 
 
 def changed(
-    found: Sequence[Weight], digests: Mapping[str, bytes]
+    weights: Sequence[Weight], digests: Mapping[str, bytes]
 ) -> tuple[dict[str, Array], dict[str, bytes]]:
     """Returns the values of weights that changed, and all new checksums.
 
     Args:
-      found: All weights.
+      weights: All weights.
       digests: Checksums at the last delta, by label.
     """
     values, now = {}, {}
-    for one in found:
-        value = one.read()
-        now[one.label] = digest(value)
-        if now[one.label] != digests.get(one.label):
-            values[one.label] = value
+    for weight in weights:
+        value = weight.read()
+        now[weight.label] = digest(value)
+        if now[weight.label] != digests.get(weight.label):
+            values[weight.label] = value
     return values, now

@@ -149,7 +149,7 @@ class DeltaWriter:
         self._directory = storage.local_path(os.fspath(directory))
         self._base = checkpoint_files.prefix_of(base)
         checks.check_one_of("weights", weights, ("all", "tables"))
-        embeddings, given = watched.embeddings_of(embedding)
+        embeddings, objects = watched.embeddings_of(embedding)
         # The processes of the strategy, or None if there is one process.
         self._processes = watched.processes_of(embeddings)
         with processes.failing_together(
@@ -158,7 +158,7 @@ class DeltaWriter:
             if self._processes is None or self._processes.is_first:
                 self._prepare_files()
         self._identifier = uuid.uuid4().hex
-        titles = watched.titles_of(embeddings, [*given, root])
+        titles = watched.titles_of(embeddings, [*objects, root])
         if self._processes is not None:
             # Keras can give other names to the layers of another process.
             self._identifier, titles = json.loads(
@@ -187,7 +187,9 @@ class DeltaWriter:
         with processes.failing_together(
             self._processes, "tlm.deltas.DeltaWriter"
         ):
-            self._read_files(embeddings, given, root, weights == "all", titles)
+            self._read_files(
+                embeddings, objects, root, weights == "all", titles
+            )
 
     def _prepare_files(self) -> None:
         """Creates the directory, and flushes the base to disk."""
@@ -203,7 +205,7 @@ class DeltaWriter:
     def _read_files(
         self,
         embeddings: Sequence[Any],
-        given: Sequence[Any],
+        objects: Sequence[Any],
         root: object,
         has_weights: bool,
         titles: Sequence[watched.Titles],
@@ -212,13 +214,13 @@ class DeltaWriter:
         self._fingerprint = chain.fingerprint(self._base)
         graph = BaseGraph(self._base, root)
         self._model_weights = ModelWeights(
-            [*given, *([] if root is None else [root])], graph
+            [*objects, *([] if root is None else [root])], graph
         )
         prefixes = [
-            found
-            if (found := graph.prefix_of(one)) is not None
-            else base_file.find_prefix(self._base, one, root)
-            for one in embeddings
+            prefix
+            if (prefix := graph.prefix_of(embedding)) is not None
+            else base_file.find_prefix(self._base, embedding, root)
+            for embedding in embeddings
         ]
         self._has_weights = has_weights
         self._deltas = chain.read_deltas(self._directory, self._base)
@@ -239,10 +241,10 @@ class DeltaWriter:
         else:
             model_weights.warn_about_others(self._model_weights.find())
         self._compare()
-        for table, one in self._watched.tables.items():
-            if state.NUMBERS in one.variables:
+        for table, watched_table in self._watched.tables.items():
+            if state.NUMBERS in watched_table.variables:
                 self._steps[table] = int(self._stored(table, state.NUMBERS)[0])
-            if state.SKETCH in one.variables:
+            if state.SKETCH in watched_table.variables:
                 self._sketches[table] = self._stored(table, state.SKETCH)
 
     @property
@@ -292,20 +294,20 @@ class DeltaWriter:
         if not tf.executing_eagerly():
             raise RuntimeError("`write` must be called outside tf.function.")
         self.finish()
-        found = _Found({}, [], {}, {})
+        copies = _Copies({}, [], {}, {})
         if self._processes is None:
-            self._take(found, compare)
-            self._writing = self._thread.submit(self._write, found).result
+            self._take(copies, compare)
+            self._writing = self._thread.submit(self._write, copies).result
         else:
             error = None
             try:
-                self._take(found, compare)
+                self._take(copies, compare)
             except Exception as caught:
                 error = caught
-            self._writing = self._write_part(found, error)
+            self._writing = self._write_part(copies, error)
         return self.finish() if wait else None
 
-    def _take(self, found: _Found, compare: bool) -> None:
+    def _take(self, copies: _Copies, compare: bool) -> None:
         """Copies the changed rows and weights."""
         self._watched.flush()
         if self._watched.check_replaced() or compare:
@@ -313,15 +315,18 @@ class DeltaWriter:
             self._deltas = chain.read_deltas(self._directory, self._base)
             self._compare()
         try:
-            self._watched.take(self._extra_rows, found.tables)
+            self._watched.take(self._extra_rows, copies.tables)
         finally:
             # `_record` clears `_extra_rows` after these rows are on disk.
             self._extra_rows.update(
-                {table: one.rows for table, one in found.tables.items()}
+                {
+                    table: changes.rows
+                    for table, changes in copies.tables.items()
+                }
             )
         self._find_weights()
-        found.weights = self._weights
-        found.values, found.digests = model_weights.changed(
+        copies.weights = self._weights
+        copies.values, copies.digests = model_weights.changed(
             self._weights, {} if self._writes_all_weights else self._digests
         )
 
@@ -330,12 +335,16 @@ class DeltaWriter:
         if not self._has_weights:
             return
         self._weights = self._model_weights.find()
-        new = [one for one in self._weights if one.label not in self._digests]
+        new = [
+            weight
+            for weight in self._weights
+            if weight.label not in self._digests
+        ]
         base = base_file.open_checkpoint(self._base) if new else None
-        for one in new:
-            value = one.stored(base, self._deltas)
+        for weight in new:
+            value = weight.stored(base, self._deltas)
             if value is not None:
-                self._digests[one.label] = model_weights.digest(value)
+                self._digests[weight.label] = model_weights.digest(value)
 
     def finish(self) -> Delta | None:
         """Waits until the background thread has written the delta.
@@ -377,7 +386,9 @@ class DeltaWriter:
         """
         self._check_can_serve()
         sharded = [
-            table for table, one in self._watched.is_sharded().items() if one
+            table
+            for table, is_sharded in self._watched.is_sharded().items()
+            if is_sharded
         ]
         if sharded:
             raise NotImplementedError(
@@ -454,8 +465,8 @@ class DeltaWriter:
                 f"{self._directory!r}). Export the model again."
             )
 
-    def _write(self, found: _Found) -> Delta:
-        contents = self._contents(found)
+    def _write(self, copies: _Copies) -> Delta:
+        contents = self._contents(copies)
         return self._record(
             delta_files.write_files(
                 self._next_path(),
@@ -465,7 +476,7 @@ class DeltaWriter:
                         for table, by_name in contents.tensors.items()
                         for name, value in by_name.items()
                     },
-                    **found.tensors_of_weights(),
+                    **copies.tensors_of_weights(),
                 },
                 lambda of_files: self._meta(contents, of_files),
             ),
@@ -473,7 +484,7 @@ class DeltaWriter:
         )
 
     def _write_part(
-        self, found: _Found, error: Exception | None
+        self, copies: _Copies, error: Exception | None
     ) -> Callable[[], Delta]:
         """Starts to write the part of this process.
 
@@ -486,11 +497,11 @@ class DeltaWriter:
             self._next_path(),
             delta_files.staging_path(self._next_path()),
             self._last_position(),
-            found.tables,
+            copies.tables,
             self._watched.is_sharded(),
             error,
         )
-        contents = self._contents(found)
+        contents = self._contents(copies)
         slices = []
         for table, by_name in contents.tensors.items():
             contents.tables[table]["num_rows"] = delta.num_rows(table)
@@ -498,7 +509,7 @@ class DeltaWriter:
                 slices += delta.slices_of(table, name, value)
         if self._processes.is_first:
             # All processes have the same values.
-            for name, value in found.tensors_of_weights().items():
+            for name, value in copies.tensors_of_weights().items():
                 slices += parts.slices_of(name, value)
         wait = self._thread.submit(delta.write_part, slices).result
         return lambda: self._record(
@@ -510,29 +521,33 @@ class DeltaWriter:
         sequence = chain.last_sequence(self._deltas) + 1
         return os.path.join(self._directory, chain.directory_name(sequence))
 
-    def _contents(self, found: _Found) -> _Contents:
+    def _contents(self, copies: _Copies) -> _Contents:
         """Returns the tensors and the descriptions of all tables."""
-        contents = _Contents({}, {}, {}, {}, found)
-        for table, one in found.tables.items():
+        contents = _Contents({}, {}, {}, {}, copies)
+        for table, changes in copies.tables.items():
             contents.tables[table] = {
-                "num_rows": len(one.rows),
-                "variables": [*one.values, *one.whole],
+                "num_rows": len(changes.rows),
+                "variables": [*changes.values, *changes.whole],
             }
             of_base = self._watched.tables[table]
             if self._watched.has_several_embeddings or of_base.name != table:
                 contents.tables[table].update(
                     table=of_base.name, prefix=of_base.prefix
                 )
-            if state.NUMBERS in one.whole:
-                contents.steps[table] = int(one.whole[state.NUMBERS][0])
+            if state.NUMBERS in changes.whole:
+                contents.steps[table] = int(changes.whole[state.NUMBERS][0])
                 contents.tables[table].update(
                     from_step=self._steps[table], to_step=contents.steps[table]
                 )
-            tensors = {base_file.ROWS: one.rows, **one.values, **one.whole}
+            tensors = {
+                base_file.ROWS: changes.rows,
+                **changes.values,
+                **changes.whole,
+            }
             if state.SKETCH in tensors:
                 contents.sketches[table] = tensors[state.SKETCH]
                 tensors.update(
-                    _changed_cells(
+                    base_file.changed_cells(
                         self._sketches[table], contents.sketches[table]
                     )
                 )
@@ -551,12 +566,12 @@ class DeltaWriter:
             of_files,
             writers=(self._identifier,),
             weights={
-                one.label: {
-                    "key": one.key,
-                    "is_changed": one.label in contents.found.values,
-                    "is_state": one.is_state,
+                weight.label: {
+                    "key": weight.key,
+                    "is_changed": weight.label in contents.copies.values,
+                    "is_state": weight.is_state,
                 }
-                for one in contents.found.weights
+                for weight in contents.copies.weights
             },
         )
 
@@ -564,16 +579,16 @@ class DeltaWriter:
         """Records that a delta is complete."""
         self._deltas.append(delta)
         self._sketches, self._steps = contents.sketches, contents.steps
-        self._digests.update(contents.found.digests)
+        self._digests.update(contents.copies.digests)
         self._writes_all_weights = False
         self._extra_rows = {}
         return delta
 
     def _compare(self) -> None:
         """Adds all rows that differ from the files to `_extra_rows`."""
-        for table, one in self._watched.tables.items():
+        for table, watched_table in self._watched.tables.items():
             rows = [self._extra_rows.get(table, np.zeros([0], np.int64))]
-            for name, variable in one.variables.items():
+            for name, variable in watched_table.variables.items():
                 if base_file.has_rows(name):
                     rows += self._differing_rows(table, name, variable)
             self._extra_rows[table] = np.unique(np.concatenate(rows))
@@ -598,10 +613,11 @@ class DeltaWriter:
 
     def _check_tables(self, before: Meta) -> None:
         """Raises a ValueError if existing deltas contain other tables."""
-        found = {
-            (one.prefix, one.name) for one in self._watched.tables.values()
+        tables = {
+            (table.prefix, table.name)
+            for table in self._watched.tables.values()
         }
-        if {before.in_base(label) for label in before.tables} != found:
+        if {before.in_base(label) for label in before.tables} != tables:
             raise ValueError(
                 "All deltas in a directory must be of the same tables. The "
                 f"existing deltas are of tables {sorted(before.tables)}. "
@@ -641,7 +657,7 @@ class DeltaWriter:
 
 
 @dataclasses.dataclass(eq=False)
-class _Found:
+class _Copies:
     """Copies of the rows and weights of a delta.
 
     Attributes:
@@ -673,20 +689,11 @@ class _Contents:
       tables: Attribute `tables` of the `Meta` of the delta.
       sketches: The sketch of each table with a sketch.
       steps: The training step of each table with an open vocabulary.
-      found: The rows and weights.
+      copies: The rows and weights.
     """
 
     tensors: dict[str, dict[str, Array]]
     tables: dict[str, dict[str, Any]]
     sketches: dict[str, Array]
     steps: dict[str, int]
-    found: _Found
-
-
-def _changed_cells(before: Array, after: Array) -> dict[str, Array]:
-    """Returns the changed blocks of the sketch, and their indices."""
-    before, after = (
-        one.reshape(-1, base_file.SKETCH_CELLS) for one in (before, after)
-    )
-    rows = np.flatnonzero((before != after).any(1))
-    return {state.SKETCH: after[rows], base_file.SKETCH_ROWS: rows}
+    copies: _Copies

@@ -415,8 +415,8 @@ def _has_embedding_engine(strategy: tf.distribute.Strategy) -> bool:
         # The resolver knows the TPU only after
         # `tf.tpu.experimental.initialize_tpu_system(resolver)`.
         return True
-    found = feature.embedding_feature
-    if found == _EmbeddingFeature.V1:
+    kind = feature.embedding_feature
+    if kind == _EmbeddingFeature.V1:
         return True
     if not _has_logged_host:
         _has_logged_host = True
@@ -425,7 +425,7 @@ def _has_embedding_engine(strategy: tf.distribute.Strategy) -> bool:
             'trains them: this TPU has %s. Pass engine="host" to select the '
             "host engine explicitly.",
             "SparseCores, which tf_layoutmap does not support yet"
-            if found == _EmbeddingFeature.V2
+            if kind == _EmbeddingFeature.V2
             else "no embedding engine",
         )
     return False

@@ -68,7 +68,10 @@ def read_arguments(
             "A per-replica batch size must be an int of at least 1. "
             f"Received: {batch_size!r}."
         )
-    return [one.output_shape or of(one, (batch_size,)) for one in features]
+    return [
+        feature.output_shape or of(feature, (batch_size,))
+        for feature in features
+    ]
 
 
 def read(
@@ -143,8 +146,8 @@ def check(
         _check_positions(feature, known, new)
         return
     if len(new) != len(known) or any(
-        None not in (one, other) and one != other
-        for one, other in zip(known, new)
+        None not in (size, other) and size != other
+        for size, other in zip(known, new)
     ):
         raise ValueError(
             f"Inconsistent shape found for input {feature.name!r}: its output "
@@ -161,7 +164,7 @@ def merge(known: Shape | None, new: Shape) -> Shape:
     if len(known) != len(new):
         return known
     return tuple(
-        other if one is None else one for one, other in zip(known, new)
+        other if size is None else size for size, other in zip(known, new)
     )
 
 
@@ -169,12 +172,12 @@ def _check_positions(feature, known: Shape, new: Shape):
     """Checks that all samples can fill an equal number of positions."""
     if not is_known(known) or not is_known(new):
         return
-    positions, given = math.prod(known), math.prod(new)
-    if not given or positions % given:
+    positions, num_samples = math.prod(known), math.prod(new)
+    if not num_samples or positions % num_samples:
         raise ValueError(
             f"Inconsistent shape found for input {feature.name!r}: its number "
             f"of samples must divide the {positions} positions of output shape "
-            f"{list(known)}. Received: {given} samples."
+            f"{list(known)}. Received: {num_samples} samples."
         )
 
 
@@ -183,7 +186,7 @@ def _flatten(feature_config, features, shapes) -> list[Any]:
     if (
         isinstance(shapes, (list, tuple))
         and leaves
-        and all(isinstance(one, tf.TensorShape) for one in leaves)
+        and all(isinstance(leaf, tf.TensorShape) for leaf in leaves)
     ):
         # A list of shapes is assigned to the features by order only, and names
         # are ignored. Therefore a structure that contains a dict must match
@@ -210,5 +213,5 @@ def _flatten(feature_config, features, shapes) -> list[Any]:
 
 def _has_mapping(structure: Any) -> bool:
     if isinstance(structure, (list, tuple)):
-        return any(_has_mapping(one) for one in structure)
+        return any(_has_mapping(part) for part in structure)
     return not isinstance(structure, tf.TensorShape)

@@ -168,7 +168,7 @@ class Recorder:
                     shards=_handles(shards),
                     slots=_handles(slots),
                     lanes=_handles(lanes),
-                    Tvalues=[*dtypes, *(one.dtype for one in whole)],
+                    Tvalues=[*dtypes, *(variable.dtype for variable in whole)],
                     **{**small, "whole": _handles(whole)} if small else {},
                 )
                 # An op on a server returns before it has copied the rows.
@@ -350,7 +350,7 @@ class Changes:
         whole: dict[str, Array],
     ) -> TableChanges:
         """Returns the changes of a table from the changes of its parts."""
-        parts.sort(key=lambda one: one[0].index)
+        parts.sort(key=lambda rule: rule[0].index)
         values: dict[str, ChangedValues] = {}
         for place, name in enumerate(_names_of(self._store.spec, parts[0][0])):
             copied, first = [], 0

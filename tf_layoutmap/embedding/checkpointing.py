@@ -42,9 +42,9 @@ def check_shapes(
         the checkpoint.
     """
     reader = storage.open_checkpoint(path)
-    found = dict(sorted(reader.get_variable_to_shape_map().items()))
+    stored_shapes = dict(sorted(reader.get_variable_to_shape_map().items()))
     dtypes = reader.get_variable_to_dtype_map()
-    own = {
+    expected_variables = {
         key_of(attribute, table, name): (
             table,
             list(variable.shape),
@@ -57,13 +57,13 @@ def check_shapes(
     # names, and the prefix of this embedding is not known here. Therefore the
     # check passes if the shapes match under at least one prefix.
     mismatches: dict[str, str | None] = {}
-    for key, shape in found.items():
+    for key, shape in stored_shapes.items():
         suffix = key[key.rfind(f"{attribute}/") :]
-        if suffix not in own:
+        if suffix not in expected_variables:
             continue
         prefix = key.removesuffix(suffix)
         mismatches.setdefault(prefix, None)
-        table, expected, dtype = own[suffix]
+        table, expected, dtype = expected_variables[suffix]
         if shape != expected:
             mismatches[prefix] = (
                 f"Table {table!r} must be restored from a tensor of shape "
@@ -84,15 +84,18 @@ def check_shapes(
                 [
                     table
                     for table in variables
-                    if prefix + key_of(attribute, table, "parameters") in found
+                    if prefix + key_of(attribute, table, "parameters")
+                    in stored_shapes
                 ],
                 owners,
                 shared.decode_owners(reader.get_tensor(saved))
-                if saved in found
+                if saved in stored_shapes
                 else {},
                 path,
             )
-            or _vocabulary_mismatch(found, path, prefix, attribute, variables)
+            or _vocabulary_mismatch(
+                stored_shapes, path, prefix, attribute, variables
+            )
             or mismatches[prefix]
         )
     if mismatches and all(mismatches.values()):
@@ -116,15 +119,16 @@ def _owner_mismatch(
     for table in tables:
         if owners.get(table) == saved.get(table):
             continue
-        own, other = (
+        expected, other = (
             f"the vocabulary of table {owner!r}"
             if owner is not None
             else "a separate vocabulary or no vocabulary"
             for owner in (owners.get(table), saved.get(table))
         )
         return (
-            f"Table {table!r} with {own} must be restored from a table with "
-            f"{own}. Received: a table with {other} (checkpoint {path!r}). "
+            f"Table {table!r} with {expected} must be restored from a table "
+            f"with {expected}. Received: a table with {other} (checkpoint "
+            f"{path!r}). "
             "Restore the checkpoint into tables with the saved vocabularies, "
             "and copy the rows with tlm.vocabulary.import_rows."
         )
@@ -132,7 +136,7 @@ def _owner_mismatch(
 
 
 def _vocabulary_mismatch(
-    found: Mapping[str, Any],
+    stored_shapes: Mapping[str, Any],
     path: str,
     prefix: str,
     attribute: str,
@@ -144,17 +148,17 @@ def _vocabulary_mismatch(
     the restored rows would belong to other ids.
     """
     for table, by_name in variables.items():
-        if prefix + key_of(attribute, table, "parameters") not in found:
+        if prefix + key_of(attribute, table, "parameters") not in stored_shapes:
             continue
         shapes = [
             None
             if state.KEYS not in by_name
             else list(by_name[state.KEYS].shape),
-            found.get(prefix + key_of(attribute, table, state.KEYS)),
+            stored_shapes.get(prefix + key_of(attribute, table, state.KEYS)),
         ]
         if shapes[0] == shapes[1]:
             continue
-        own, other = (
+        expected, other = (
             "ids that are row indices"
             if shape is None
             else "an open vocabulary"
@@ -163,8 +167,9 @@ def _vocabulary_mismatch(
             for shape in shapes
         )
         return (
-            f"Table {table!r} with {own} must be restored from a table with "
-            f"{own}. Received: a table with {other} (checkpoint {path!r}). "
+            f"Table {table!r} with {expected} must be restored from a table "
+            f"with {expected}. Received: a table with {other} (checkpoint "
+            f"{path!r}). "
             f"tlm.vocabulary.convert({path!r}, target, {{{table!r}: ...}}) "
             "writes a checkpoint that matches."
         )
@@ -256,7 +261,9 @@ class CheckpointHooks(_Trackable):
         self._maybe_initialize_trackable()
         waiting = self._deferred_dependencies.get("_variables", ())
         if waiting:
-            latest = max(waiting, key=lambda one: one.checkpoint.restore_uid)
+            latest = max(
+                waiting, key=lambda restore: restore.checkpoint.restore_uid
+            )
             check_shapes(
                 latest.checkpoint.save_path_string,
                 "_variables",

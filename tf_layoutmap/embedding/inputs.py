@@ -138,25 +138,25 @@ def read_keys(
       keeps_strings: Whether the result contains the strings.
     """
     keys, kind = key_tensors.of_input(value)
-    found = read_feature(feature, keys, weight)
-    found = dataclasses.replace(found, kind=kind)
+    feature_ids = read_feature(feature, keys, weight)
+    feature_ids = dataclasses.replace(feature_ids, kind=kind)
     strings = key_tensors.strings_of(value) if keeps_strings else None
     if strings is not None:
-        found.strings = strings
-        found.string_keys = (
+        feature_ids.strings = strings
+        feature_ids.string_keys = (
             key_tensors.hash_strings(strings)
             if isinstance(value, stored_keys.StoredKeys)
-            else found.ids
+            else feature_ids.ids
         )
-    return found
+    return feature_ids
 
 
 def unify_id_types(features: Sequence[FeatureIds]) -> None:
     """Casts all ids to int64, unless the ids of all features are int32."""
-    if all(one.ids.dtype == tf.int32 for one in features):
+    if all(feature.ids.dtype == tf.int32 for feature in features):
         return
-    for one in features:
-        one.ids = tf.cast(one.ids, tf.int64)
+    for feature in features:
+        feature.ids = tf.cast(feature.ids, tf.int64)
 
 
 def _read_dense(feature, value, weight) -> FeatureIds:
@@ -270,7 +270,7 @@ def _product(sizes: Sequence[Any]):
     """Returns an int if all sizes are ints, otherwise a scalar tensor."""
     if all(isinstance(size, int) for size in sizes):
         return math.prod(sizes)
-    return tf.reduce_prod(tf.stack([tf.cast(one, tf.int64) for one in sizes]))
+    return tf.reduce_prod(tf.stack([tf.cast(size, tf.int64) for size in sizes]))
 
 
 def _inner_shape(sizes: Sequence[Any]) -> tuple[int | None, ...]:
@@ -440,7 +440,8 @@ def flatten_weights(weights: Any | None, expected: Any, *, like: str) -> list:
 def _advice(structure: Any) -> str:
     """Returns advice for the message if `structure` lists plain values."""
     is_list = tf.nest.is_nested(structure) and any(
-        isinstance(one, int | float | str) for one in tf.nest.flatten(structure)
+        isinstance(leaf, int | float | str)
+        for leaf in tf.nest.flatten(structure)
     )
     return (
         " A list is a structure, not a tensor; use tf.constant([...])."
@@ -457,13 +458,13 @@ def _format_structure(structure: Any) -> str:
     """Returns a text that shows the types, with `.` for each leaf."""
     if isinstance(structure, Mapping):
         inside = ", ".join(
-            f"{key!r}: {_format_structure(one)}"
-            for key, one in structure.items()
+            f"{key!r}: {_format_structure(value)}"
+            for key, value in structure.items()
         )
         text = f"{{{inside}}}"
         plain = dict
     elif isinstance(structure, list | tuple):
-        inside = ", ".join(_format_structure(one) for one in structure)
+        inside = ", ".join(_format_structure(value) for value in structure)
         if isinstance(structure, list):
             text, plain = f"[{inside}]", list
         else:
@@ -476,7 +477,7 @@ def _format_structure(structure: Any) -> str:
 
 def fill_samples(
     feature: config.FeatureSpec,
-    found: FeatureIds,
+    feature_ids: FeatureIds,
     shape: tuple[int | None, ...],
 ) -> FeatureIds:
     """Distributes the samples of a ragged input over the positions of a shape.
@@ -488,88 +489,90 @@ def fill_samples(
 
     Args:
       feature: Spec of the feature.
-      found: A ragged input, which is modified.
+      feature_ids: A ragged input, which is modified.
       shape: The activation's shape without `dim`.
 
     Returns:
-      The object `found`, which now has one sample for each position of the
-      shape.
+      The object `feature_ids`, which now has one sample for each position of
+      the shape.
 
     Raises:
       ValueError: If a size is unknown, if the number of positions is not a
         multiple of the number of samples, or if sequences have weights.
     """
-    given = found.static_num_samples
-    if not build_shapes.is_known(shape) or given is None:
+    num_samples = feature_ids.static_num_samples
+    if not build_shapes.is_known(shape) or num_samples is None:
         raise ValueError(
             f"Ragged input {feature.name!r} with an output_shape of several "
             "dimensions must have static sizes. "
-            f"Received: output_shape={shape}, {given} samples."
+            f"Received: output_shape={shape}, {num_samples} samples."
         )
     positions = math.prod(shape)
-    found.inner_shape = tuple(shape[1:])
-    if given == positions:
-        return found
-    if given < 1 or positions % given:
+    feature_ids.inner_shape = tuple(shape[1:])
+    if num_samples == positions:
+        return feature_ids
+    if num_samples < 1 or positions % num_samples:
         raise ValueError(
             f"Ragged input {feature.name!r} must have a number of samples that "
             f"divides the {positions} positions of output_shape={shape}. "
-            f"Received: {given} samples."
+            f"Received: {num_samples} samples."
         )
-    if found.weights.shape[0] != 0:
+    if feature_ids.weights.shape[0] != 0:
         raise ValueError(
             f"Weight specified for feature {feature.name!r}, whose samples are "
             f"sequences of output_shape={shape}: no combiner would use it; "
             "pass None."
         )
-    _split_positions(feature, found, positions // given)
-    found.num_samples = positions
-    return found
+    _split_positions(feature, feature_ids, positions // num_samples)
+    feature_ids.num_samples = positions
+    return feature_ids
 
 
 def fill_sequences(
     feature: config.FeatureSpec,
-    found: FeatureIds,
+    feature_ids: FeatureIds,
     length: int,
 ) -> FeatureIds:
     """Replaces each sample by `length` samples, one for each position.
 
     Args:
       feature: Spec of the feature.
-      found: A dense, sparse or ragged input of rank 2 without weights, which is
-        modified.
+      feature_ids: A dense, sparse or ragged input of rank 2 without weights,
+        which is modified.
       length: Number of positions per sequence. Ids at later positions are
         dropped.
 
     Returns:
-      The object `found`, which now has `length` times as many samples, each
-      with at most one id.
+      The object `feature_ids`, which now has `length` times as many samples,
+      each with at most one id.
     """
-    num_samples = found.num_samples
-    _split_positions(feature, found, length)
-    found.num_samples = num_samples * length
-    found.inner_shape = (length,)
-    return found
+    num_samples = feature_ids.num_samples
+    _split_positions(feature, feature_ids, length)
+    feature_ids.num_samples = num_samples * length
+    feature_ids.inner_shape = (length,)
+    return feature_ids
 
 
-def _split_positions(feature, found: FeatureIds, length: int):
+def _split_positions(feature, feature_ids: FeatureIds, length: int):
     """Keeps the first `length` ids per sample, each as a separate sample."""
-    samples, positions, checks = _samples_and_positions(feature, found)
+    samples, positions, checks = _samples_and_positions(feature, feature_ids)
     # The engine cannot check the original samples, because it receives only the
     # new samples. Therefore the checks run here.
-    with tf.control_dependencies([one for one in checks if one is not None]):
+    with tf.control_dependencies(
+        [check for check in checks if check is not None]
+    ):
         kept = tf.where(positions < length)[:, 0]
     output = tf.gather(samples, kept) * length + tf.gather(positions, kept)
-    found.ids = tf.gather(found.ids, kept)
-    found.splits = tf.stack([output, tf.zeros_like(output)], axis=1)
+    feature_ids.ids = tf.gather(feature_ids.ids, kept)
+    feature_ids.splits = tf.stack([output, tf.zeros_like(output)], axis=1)
 
 
-def _samples_and_positions(feature, found):
+def _samples_and_positions(feature, feature_ids):
     """Returns sample indices and positions `[num_ids]` int64, and checks."""
-    num_samples = tf.cast(found.num_samples, tf.int64)
-    num_ids = tf.size(found.ids, tf.int64)
-    if found.splits.shape.rank == 2:
-        samples, positions = tf.unstack(found.splits, 2, axis=1)
+    num_samples = tf.cast(feature_ids.num_samples, tf.int64)
+    num_ids = tf.size(feature_ids.ids, tf.int64)
+    if feature_ids.splits.shape.rank == 2:
+        samples, positions = tf.unstack(feature_ids.splits, 2, axis=1)
         message = (
             f"Feature {feature.name!r}: the indices of a sparse input must be "
             "inside its shape, and ascend; see tf.sparse.reorder."
@@ -587,7 +590,7 @@ def _samples_and_positions(feature, found):
             ],
         )
     numbers = tf.range(num_ids)
-    if found.splits.shape[0] == 0:
+    if feature_ids.splits.shape[0] == 0:
         per_sample = tf.math.floordiv(num_ids, tf.maximum(num_samples, 1))
         return (
             tf.repeat(tf.range(num_samples), per_sample),
@@ -595,12 +598,12 @@ def _samples_and_positions(feature, found):
             [],
         )
     samples = tf.repeat(
-        tf.range(num_samples), found.splits[1:] - found.splits[:-1]
+        tf.range(num_samples), feature_ids.splits[1:] - feature_ids.splits[:-1]
     )
     check = tf.debugging.assert_equal(
-        tf.stack([found.splits[0], tf.size(samples, tf.int64)]),
+        tf.stack([feature_ids.splits[0], tf.size(samples, tf.int64)]),
         tf.stack([tf.constant(0, tf.int64), num_ids]),
         f"Feature {feature.name!r}: row_splits must start with 0 and end with "
         "the number of ids.",
     )
-    return samples, numbers - tf.gather(found.splits, samples), [check]
+    return samples, numbers - tf.gather(feature_ids.splits, samples), [check]

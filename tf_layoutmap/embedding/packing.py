@@ -119,10 +119,10 @@ def packed_placeholders(
     packed: PackedIds, num_features: int
 ) -> list[tf.RaggedTensor]:
     """Returns a ragged tensor with `num_samples` empty rows per feature."""
-    one = tf.ragged.range(tf.zeros([packed.num_samples], tf.int64))
+    empty = tf.ragged.range(tf.zeros([packed.num_samples], tf.int64))
     if isinstance(packed.num_samples, int):
-        one.row_splits.set_shape([packed.num_samples + 1])
-    return [one] * num_features
+        empty.row_splits.set_shape([packed.num_samples + 1])
+    return [empty] * num_features
 
 
 def unpack_ids(
@@ -155,7 +155,7 @@ def unpack_ids(
     sizes = tf.where(is_string, tf.bitwise.invert(stored), stored)
     is_open = tf.constant(list(has_keys or [False] * len(specs)))
     ends = 1 + len(specs) + tf.cumsum(sizes, axis=1)
-    names = [one.name for one in specs]
+    names = [spec.name for spec in specs]
     with _after_checks(
         [
             tf.debugging.assert_equal(
@@ -210,7 +210,7 @@ def unpack_ids(
         # Sets the static number of samples if it is known.
         if isinstance(packed.num_samples, int):
             places.row_splits.set_shape([packed.num_samples + 1])
-        found = places.with_values(
+        values = places.with_values(
             tf.gather(tf.reshape(packed.ids, [-1]), places.values)
         )
         factors = (
@@ -231,12 +231,12 @@ def unpack_ids(
                     )
                 ]
             ):
-                found = found.with_values(tf.identity(found.values))
+                values = values.with_values(tf.identity(values.values))
             factors = None
         if has_keys is not None and has_keys[column]:
-            ids.append(key_tensors.PackedKeys(found, kinds[column]))
+            ids.append(key_tensors.PackedKeys(values, kinds[column]))
         else:
-            ids.append(found)
+            ids.append(values)
         weights.append(factors)
     return ids, weights
 
@@ -330,34 +330,34 @@ def pack(
             ),
         )
     ]
-    found = ops.pack_ids(
-        ids=[tf.cast(one.ids, tf.int64) for one in inputs],
-        splits=[one.splits for one in inputs],
+    packed_ids = ops.pack_ids(
+        ids=[tf.cast(ids.ids, tf.int64) for ids in inputs],
+        splits=[ids.splits for ids in inputs],
         num_samples=tf.stack(
-            [tf.cast(one.num_samples, tf.int64) for one in inputs]
+            [tf.cast(ids.num_samples, tf.int64) for ids in inputs]
         ),
-        weights=[one.weights for one in inputs],
+        weights=[ids.weights for ids in inputs],
         names=paths,
         mark=packed_mark_of(paths),
         num_columns=num_columns or _known_columns(inputs) or 0,
         weighted=weights is not None,
     )
     known = [
-        one.static_num_samples
-        for one in inputs
-        if one.static_num_samples is not None
+        ids.static_num_samples
+        for ids in inputs
+        if ids.static_num_samples is not None
     ]
     # Sets the static number of samples if it is known.
     packed = tf.ensure_shape(
         _with_kinds(
-            found.packed,
-            [bool(one.kind == key_tensors.STRINGS) for one in inputs],
+            packed_ids.packed,
+            [bool(ids.kind == key_tensors.STRINGS) for ids in inputs],
         ),
         [known[0] if known else None, None],
     )
     if weights is None:
         return packed
-    return packed, tf.ensure_shape(found.packed_weights, packed.shape)
+    return packed, tf.ensure_shape(packed_ids.packed_weights, packed.shape)
 
 
 def _with_kinds(packed: tf.Tensor, are_strings: Sequence[bool]) -> tf.Tensor:
@@ -367,7 +367,9 @@ def _with_kinds(packed: tf.Tensor, are_strings: Sequence[bool]) -> tf.Tensor:
     """
     if not any(are_strings):
         return packed
-    masks = tf.constant([-1 if one else 0 for one in are_strings], tf.int64)
+    masks = tf.constant(
+        [-1 if is_string else 0 for is_string in are_strings], tf.int64
+    )
     end = 1 + len(are_strings)
     return tf.concat(
         [
@@ -382,15 +384,15 @@ def _with_kinds(packed: tf.Tensor, are_strings: Sequence[bool]) -> tf.Tensor:
 def _known_columns(inputs: list[embedding_inputs.FeatureIds]) -> int | None:
     """Returns the required number of columns, or None if it is unknown."""
     columns = 1 + len(inputs)
-    for one in inputs:
-        size = one.ids.shape[0]
+    for ids in inputs:
+        size = ids.ids.shape[0]
         if (
-            one.splits.shape != [0]
+            ids.splits.shape != [0]
             or size is None
-            or (not one.static_num_samples)
+            or (not ids.static_num_samples)
         ):
             return None
-        columns += size // one.static_num_samples
+        columns += size // ids.static_num_samples
     return columns
 
 

@@ -70,7 +70,9 @@ class Replicas:
         if replica != first:
             return [replica]
         local = range(first + 1, first + num_local)
-        return [one for one in range(self.num_replicas) if one not in local]
+        return [
+            other for other in range(self.num_replicas) if other not in local
+        ]
 
     @property
     def num_local(self) -> int:
@@ -173,17 +175,17 @@ class Replicas:
         # `extended` object of an emulated TPUStrategy has this method.
         tpu_name_of = getattr(self.strategy.extended, "tpu_name_of", str)
         wanted = tf.DeviceSpec.from_string(tpu_name_of(device))
-        found = [
+        replicas = [
             replica
             for replica, name in enumerate(devices)
             if _matches(wanted, tf.DeviceSpec.from_string(tpu_name_of(name)))
         ]
-        if len(found) != 1:
+        if len(replicas) != 1:
             raise ValueError(
                 "Argument `device` must name one device of the strategy, "
                 f"which has {tuple(devices)}. Received: device={device!r}."
             )
-        return found[0]
+        return replicas[0]
 
     def split(self, values: Any | None, argument: str) -> list[Any]:
         """Splits a structure of distributed values into one part per replica.
@@ -288,14 +290,14 @@ def merge_replica_steps(
             *(
                 part
                 for part in _OPTIONAL_TENSORS
-                if tf.is_tensor(getattr(one, part))
+                if tf.is_tensor(getattr(feature, part))
             ),
         ]
-        for one in features
+        for feature in features
     ]
     tensors = [
-        [tf.convert_to_tensor(getattr(one, part)) for part in parts]
-        for one, parts in zip(features, parts_of)
+        [tf.convert_to_tensor(getattr(feature, part)) for part in parts]
+        for feature, parts in zip(features, parts_of)
     ]
 
     def work_on_all(_, tensors, argument):
@@ -312,8 +314,8 @@ def merge_replica_steps(
             )
             batches.append(
                 [
-                    dataclasses.replace(one, **dict(zip(parts, value)))
-                    for one, parts, value in zip(features, parts_of, values)
+                    dataclasses.replace(feature, **dict(zip(parts, value)))
+                    for feature, parts, value in zip(features, parts_of, values)
                 ]
             )
         work(batches, arguments[0])

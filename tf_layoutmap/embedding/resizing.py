@@ -162,7 +162,7 @@ def _copy_table(
         for rows in new.rows_by_process(table)
     )
     local = new.local_rows(table)
-    own = slice(*np.searchsorted(targets, [local.start, local.stop]))
+    places = slice(*np.searchsorted(targets, [local.start, local.stop]))
     for name, variable in variables.items():
         if name == tables.ROUNDING_STEPS:
             variable.assign(old[name].numpy())
@@ -172,10 +172,10 @@ def _copy_table(
                 new,
                 old[name],
                 len(local),
-                sources[own],
+                sources[places],
                 most_rows,
                 call,
-                targets[own] - local.start,
+                targets[places] - local.start,
             )
             with processes.failing_together(new.group, call):
                 new.assign_local(variable, values)
@@ -190,16 +190,16 @@ def _dropped_rows(
     """
     spec = store.spec.tables[table]
     group = store.group
-    own = dropped if group is None or group.is_first else dropped[:0]
+    rows = dropped if group is None or group.is_first else dropped[:0]
     return [
         _rows_together(
             store,
             store.variables[spec.name][name],
-            len(own),
-            own,
+            len(rows),
+            rows,
             len(dropped),
             call,
-            np.arange(len(own)),
+            np.arange(len(rows)),
         )
         for name in (
             tables.PARAMETERS,

@@ -20,13 +20,13 @@ from tf_layoutmap.vocabulary import key_tensors
 
 def samples_of(
     feature: config.FeatureSpec,
-    found: inputs.FeatureIds,
+    feature_ids: inputs.FeatureIds,
     ids: tf.Tensor,
     num_samples: tf.Tensor,
 ) -> tf.Tensor:
     """Returns the sample index of each id as an int64 tensor `[num_ids]`."""
-    if found.splits.shape.rank == 2:
-        samples = found.splits[:, 0]
+    if feature_ids.splits.shape.rank == 2:
+        samples = feature_ids.splits[:, 0]
         # Segment sums require ascending samples. This check raises an error
         # that names the feature. Without the check, the sums of an unsorted
         # sparse tensor could be wrong.
@@ -37,19 +37,19 @@ def samples_of(
         )
         with tf.control_dependencies([] if check is None else [check]):
             return tf.identity(samples)
-    if found.splits.shape[0] == 0:
+    if feature_ids.splits.shape[0] == 0:
         per_sample = tf.math.floordiv(
             tf.size(ids, tf.int64), tf.maximum(num_samples, 1)
         )
         return tf.repeat(tf.range(num_samples), per_sample)
     return tf.repeat(
-        tf.range(num_samples), found.splits[1:] - found.splits[:-1]
+        tf.range(num_samples), feature_ids.splits[1:] - feature_ids.splits[:-1]
     )
 
 
 def combine_rows(
     table: config.TableSpec,
-    found: tf.Tensor,
+    rows: tf.Tensor,
     samples: tf.Tensor,
     num_samples: tf.Tensor,
     weights: tf.Tensor | None,
@@ -58,20 +58,20 @@ def combine_rows(
 
     Args:
       table: Spec of the table.
-      found: Rows of the ids, `[num_ids, dim]` float32.
+      rows: Rows of the ids, `[num_ids, dim]` float32.
       samples: Sample index of each id, `[num_ids]` int64.
       num_samples: Scalar int64.
       weights: Weights of the ids, `[num_ids]` float32. None if all weights are
         1.
     """
     if weights is None and table.combiner == "sum":
-        return tf.math.unsorted_segment_sum(found, samples, num_samples)
+        return tf.math.unsorted_segment_sum(rows, samples, num_samples)
     if weights is None:
         weights = tf.ones_like(samples, tf.float32)
     if table.combiner != "sum":
         weights = gains_of(table.combiner, weights, samples, num_samples)
     return tf.math.unsorted_segment_sum(
-        found * weights[:, tf.newaxis], samples, num_samples
+        rows * weights[:, tf.newaxis], samples, num_samples
     )
 
 
@@ -102,15 +102,15 @@ def gains_of(
 
 def positions_of(
     feature: config.FeatureSpec,
-    found: inputs.FeatureIds,
+    feature_ids: inputs.FeatureIds,
     samples: tf.Tensor,
 ) -> tf.Tensor:
     """Returns the position of each id in its sequence as an int64 tensor."""
-    if found.splits.shape.rank != 2:
+    if feature_ids.splits.shape.rank != 2:
         return tf.range(tf.size(samples, tf.int64), dtype=tf.int64) - (
             tf.searchsorted(samples, samples, side="left", out_type=tf.int64)
         )
-    positions = found.splits[:, 1]
+    positions = feature_ids.splits[:, 1]
     message = (
         f"Feature {feature.name!r}: the positions of a sequence in a "
         "sparse input must be at least 0 and ascend; see "
@@ -121,7 +121,9 @@ def positions_of(
         tf.debugging.assert_non_negative(positions, message),
         tf.debugging.Assert(tf.reduce_all(is_later), [message]),
     ]
-    with tf.control_dependencies([one for one in checks if one is not None]):
+    with tf.control_dependencies(
+        [check for check in checks if check is not None]
+    ):
         return tf.identity(positions)
 
 
@@ -150,7 +152,7 @@ def in_sequence(
     feature: config.FeatureSpec,
     table: config.TableSpec,
     indices: tf.Tensor,
-    found: tf.Tensor,
+    rows: tf.Tensor,
     num_samples: tf.Tensor,
 ) -> tf.Tensor:
     """Writes rows to sequences. Positions without a row contain zeros."""
@@ -161,21 +163,21 @@ def in_sequence(
             tf.constant(table.dim, tf.int64),
         ]
     )
-    return tf.scatter_nd(indices, found, shape)
+    return tf.scatter_nd(indices, rows, shape)
 
 
-def rounded_rows(table: config.TableSpec, found: tf.Tensor) -> tf.Tensor:
+def rounded_rows(table: config.TableSpec, rows: tf.Tensor) -> tf.Tensor:
     """Rounds float32 rows if the table is quantized."""
     quantization = table.quantization
     if quantization is None:
-        return found
+        return rows
     # As in the engine, all computations use float32.
     lower = tf.constant(quantization.lower, tf.float32)
     upper = tf.constant(quantization.upper, tf.float32)
     quantum = (upper - lower) / tf.cast(
         quantization.num_buckets - 1, tf.float32
     )
-    clipped = tf.clip_by_value(found, lower, upper)
+    clipped = tf.clip_by_value(rows, lower, upper)
     bucket = tf.floor((clipped - lower) / quantum + 0.5)
     return bucket * quantum + lower
 
@@ -210,7 +212,7 @@ def look_up(
     Raises:
       TypeError, ValueError: See `serving_embedding_lookup`.
     """
-    found = read(feature, value, weight, rows_of_keys is not None)
+    feature_ids = read(feature, value, weight, rows_of_keys is not None)
     value = key_tensors.ids_of(value)
     shape = tf.TensorShape(rows.shape)
     if not shape.is_compatible_with([table.num_rows, table.dim]):
@@ -219,23 +221,23 @@ def look_up(
             f"[{table.num_rows}, {table.dim}]. Received: {shape} (feature "
             f"{feature.name!r})."
         )
-    ids = tf.cast(found.ids, tf.int64)
+    ids = tf.cast(feature_ids.ids, tf.int64)
     if rows_of_keys is not None:
-        ids, out_of_range = rows_of_keys(ids, found.kind), "error"
+        ids, out_of_range = rows_of_keys(ids, feature_ids.kind), "error"
     elif out_of_range == "clip":
         ids = tf.clip_by_value(ids, 0, table.num_rows - 1)
     elif out_of_range == "error" and feature.validate:
         ids = _checked_ids(feature, table, ids)
-    num_samples = tf.cast(found.num_samples, tf.int64)
-    samples = samples_of(feature, found, ids, num_samples)
+    num_samples = tf.cast(feature_ids.num_samples, tf.int64)
+    samples = samples_of(feature, feature_ids, ids, num_samples)
     is_used = None
     if out_of_range == "drop":
         is_used = (ids >= 0) & (ids < table.num_rows)
-    if feature.is_sequence and not found.inner_shape:
+    if feature.is_sequence and not feature_ids.inner_shape:
         kept, indices = kept_in_sequence(
             feature,
             samples,
-            positions_of(feature, found, samples),
+            positions_of(feature, feature_ids, samples),
             is_used,
         )
         activations = in_sequence(
@@ -246,23 +248,23 @@ def look_up(
             num_samples,
         )
     else:
-        weights = found.weights if weight is not None else None
+        weights = feature_ids.weights if weight is not None else None
         if is_used is not None:
             ids, samples = (
-                tf.boolean_mask(one, is_used) for one in (ids, samples)
+                tf.boolean_mask(tensor, is_used) for tensor in (ids, samples)
             )
             if weights is not None:
                 weights = tf.boolean_mask(weights, is_used)
         activations = combine_rows(
             table, _gather(table, rows, ids), samples, num_samples, weights
         )
-    return in_shape(feature, table, value, found, activations)
+    return in_shape(feature, table, value, feature_ids, activations)
 
 
 def rows_of_ids(
     table: config.TableSpec,
     rows: Any,
-    found: inputs.FeatureIds,
+    feature_ids: inputs.FeatureIds,
     out_of_range: str,
     rows_of_keys: Callable[[tf.Tensor, int | tf.Tensor], tf.Tensor]
     | None = None,
@@ -272,9 +274,9 @@ def rows_of_ids(
     The arguments are described in `look_up`. Ids that `out_of_range="drop"`
     ignores have rows of zeros.
     """
-    ids = tf.cast(found.ids, tf.int64)
+    ids = tf.cast(feature_ids.ids, tf.int64)
     if rows_of_keys is not None:
-        return _gather(table, rows, rows_of_keys(ids, found.kind))
+        return _gather(table, rows, rows_of_keys(ids, feature_ids.kind))
     nearest = tf.clip_by_value(ids, 0, table.num_rows - 1)
     gathered = _gather(table, rows, nearest)
     if out_of_range != "drop":
@@ -289,21 +291,21 @@ def read(
 ) -> inputs.FeatureIds:
     """Reads an input, and applies `output_shape` to a ragged input."""
     read_input = inputs.read_keys if of_keys else inputs.read_feature
-    found = read_input(feature, value, weight)
+    feature_ids = read_input(feature, value, weight)
     value = key_tensors.ids_of(value)
     shape = feature.output_shape
     if not isinstance(value, tf.RaggedTensor) or shape is None:
-        return found
-    if len(shape) == 1 and None in (shape[0], found.static_num_samples):
-        return found
-    return inputs.fill_samples(feature, found, shape)
+        return feature_ids
+    if len(shape) == 1 and None in (shape[0], feature_ids.static_num_samples):
+        return feature_ids
+    return inputs.fill_samples(feature, feature_ids, shape)
 
 
 def in_shape(
     feature: config.FeatureSpec,
     table: config.TableSpec,
     value: Any,
-    found: inputs.FeatureIds,
+    feature_ids: inputs.FeatureIds,
     activations: tf.Tensor,
 ) -> tf.Tensor:
     """Reshapes activations to match the dimensions of the input.
@@ -312,24 +314,24 @@ def in_shape(
       feature: Spec of the feature.
       table: Spec of the feature's table.
       value: The input.
-      found: Return value of `read` for the input.
+      feature_ids: Return value of `read` for the input.
       activations: Activations `[num_samples, dim]`. For a sequence feature,
         `[num_samples, max_sequence_length, dim]`.
     """
-    if not found.inner_shape:
-        shape = [found.static_num_samples]
+    if not feature_ids.inner_shape:
+        shape = [feature_ids.static_num_samples]
         if feature.is_sequence:
             shape.append(feature.max_sequence_length)
         if isinstance(value, tf.RaggedTensor) and feature.output_shape:
             shape = feature.output_shape
         return tf.ensure_shape(activations, [*shape, table.dim])
-    if None in found.inner_shape:
+    if None in feature_ids.inner_shape:
         raise ValueError(
             f"Input {feature.name!r} must have static sizes except in its "
             "first and last dimension. Received: "
-            f"{list(found.inner_shape)} between them."
+            f"{list(feature_ids.inner_shape)} between them."
         )
-    shape = [-1, *found.inner_shape, table.dim]
+    shape = [-1, *feature_ids.inner_shape, table.dim]
     activations = tf.reshape(activations, shape)
     if feature.output_shape is None:
         return activations

@@ -53,8 +53,8 @@ class TableAccess:
         """
         self._update_variables("embedding_tables")
         return {
-            one: self._variables[spec.name][tables.PARAMETERS]
-            for one, spec in self._tables()
+            name: self._variables[spec.name][tables.PARAMETERS]
+            for name, spec in self._tables()
         }
 
     @property
@@ -66,13 +66,13 @@ class TableAccess:
         """
         self._update_variables("slot_variables")
         return {
-            one: {
+            name: {
                 name: slot
                 for name, slot in self._variables[spec.name].items()
                 if name not in (tables.PARAMETERS, tables.ROUNDING_STEPS)
                 and name not in state.NAMES
             }
-            for one, spec in self._tables()
+            for name, spec in self._tables()
         }
 
     @property
@@ -151,12 +151,12 @@ class TableAccess:
     def _resize(self, table: int, capacity: int) -> Any:
         """Changes the capacity of a table; see `Vocabulary.resize`."""
         backend = cast(EngineBackend, self._state.backend)
-        found = backend.resize(table, capacity)
-        self._state.spec = found.spec
+        resized = backend.resize(table, capacity)
+        self._state.spec = resized.spec
         # The assignment to the attribute makes the new variables trackable, so
         # that checkpoints contain them.
-        self._variables = {**self._variables, **found.variables}
-        return found.conversion
+        self._variables = {**self._variables, **resized.variables}
+        return resized.conversion
 
     @_no_autograph
     def flush(self):

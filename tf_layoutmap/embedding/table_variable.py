@@ -185,7 +185,7 @@ def _create_one_shard(
     dtype: str,
 ) -> Any:
     """Creates one shard, or one row if the shard does not exist."""
-    own = None
+    own_value = None
     for shard in range(cut.num_shards):
         value = _ShardValue(
             initializer, (table.num_rows, dim), cut, shard, table.name
@@ -194,14 +194,14 @@ def _create_one_shard(
             # The value of a shard depends on the order of these calls.
             value = value()
         if shard == only:
-            own = value
+            own_value = value
     return _create_variable(
         table,
         dtype,
         {},
         None,
         False,
-        tf.zeros([1, dim]) if own is None else own,
+        tf.zeros([1, dim]) if own_value is None else own_value,
         name=f"{name}/part_{only}",
         trainable=trainable,
     )
@@ -215,7 +215,7 @@ def check_same_cut(table: config.TableSpec, rows: Any, slot: Any):
         in different ways.
     """
     cuts = [
-        [known_size(one) for one in shards_of(variable)]
+        [known_size(shard) for shard in shards_of(variable)]
         for variable in (rows, slot)
     ]
     if cuts[0] != cuts[1]:
@@ -415,31 +415,31 @@ def _check_created(
 ):
     """Checks that the engine supports the variables from user creators."""
     where = f"(table {table.name!r})"
-    for one in shards:
-        if not isinstance(one, tf_private.ResourceVariable):
+    for shard in shards:
+        if not isinstance(shard, tf_private.ResourceVariable):
             raise TypeError(
                 "Variable creators must return a tf.Variable that the next "
                 "creator returned, or an object with a list of such shards as "
-                f"its attribute `variables`. Received: {one!r} {where}."
+                f"its attribute `variables`. Received: {shard!r} {where}."
             )
     with tf.device(HOST):
         host = tf.constant(0).device
-    devices = {one.device for one in shards}
+    devices = {shard.device for shard in shards}
     if devices != {host}:
         raise ValueError(
             "Variable creators must place a table on the device of the host "
             f"engine, {host}. Received: {sorted(devices)} {where}."
         )
-    shapes = [tuple(one.shape) for one in shards]
+    shapes = [tuple(shard.shape) for shard in shards]
     if sum(rows for rows, *_ in shapes) != shape[0] or any(
-        one[1:] != shape[1:] for one in shapes
+        other[1:] != shape[1:] for other in shapes
     ):
         raise ValueError(
             "Variable creators must return contiguous rows of total shape "
             f"{shape}. Received: {shapes} {where}."
         )
-    if any(one.dtype != tf.as_dtype(dtype) for one in shards):
+    if any(shard.dtype != tf.as_dtype(dtype) for shard in shards):
         raise ValueError(
             f"Variable creators must return variables of dtype {dtype}. "
-            f"Received: {[one.dtype.name for one in shards]} {where}."
+            f"Received: {[shard.dtype.name for shard in shards]} {where}."
         )

@@ -287,7 +287,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                 feature_config,
                 config_proto.read_spec(
                     spec,
-                    [one for _, one in named_features],
+                    [feature for _, feature in named_features],
                     table_configs,
                     optimizer,
                 ),
@@ -352,9 +352,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         if "_state" not in vars(self):
             return super().__repr__()
         tables = [
-            f"{one.name}: {one.num_rows} x {one.dim} {one.dtype}, "
-            + (one.optimizer.name if one.optimizer else "no optimizer")
-            for one in self._state.spec.tables
+            f"{table.name}: {table.num_rows} x {table.dim} {table.dtype}, "
+            + (table.optimizer.name if table.optimizer else "no optimizer")
+            for table in self._state.spec.tables
         ]
         shown = [*tables[:5], *["..."] * (len(tables) > 5)]
         return (

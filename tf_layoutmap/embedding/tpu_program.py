@@ -240,11 +240,11 @@ class ReplicatedProgram:
         """
         with self.on_host():
             replicated = tf.raw_ops.TPUReplicatedInput(inputs=list(values))
-        found = tf.identity(replicated)
+        program_input = tf.identity(replicated)
         # The ranks and the known sizes of the replicas can differ.
-        found.set_shape(values[0].shape)
-        _set_flag(found.op, _INPUT_ATTR)
-        return found
+        program_input.set_shape(values[0].shape)
+        _set_flag(program_input.op, _INPUT_ATTR)
+        return program_input
 
     def to_host(self, tensor: tf.Tensor) -> list[tf.Tensor]:
         """Makes a tensor an output of the program.
@@ -293,7 +293,8 @@ def _copy_to_host(
                 f"{op.type}) computes."
             )
         inputs = [
-            _copy_to_host(path, one, replica, copies) for one in op.inputs
+            _copy_to_host(path, input_tensor, replica, copies)
+            for input_tensor in op.inputs
         ]
         with tf.device(HOST):
             copies[op] = (
@@ -301,7 +302,7 @@ def _copy_to_host(
                 .create_op(
                     op.type,
                     inputs,
-                    [one.dtype for one in op.outputs],
+                    [output.dtype for output in op.outputs],
                     attrs={
                         name: value
                         for name, value in op.node_def.attr.items()

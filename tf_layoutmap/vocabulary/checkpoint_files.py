@@ -36,18 +36,18 @@ def prefix_of(path: str | os.PathLike[str]) -> str:
     return prefix.rstrip("/") or prefix
 
 
-def is_same_checkpoint(one: str, other: str) -> bool:
+def is_same_checkpoint(path: str, other: str) -> bool:
     """Returns whether two prefixes name the same checkpoint.
 
     Args:
-      one: A prefix, or a folder. A folder represents the newest checkpoint in
+      path: A prefix, or a folder. A folder represents the newest checkpoint in
         the folder.
       other: A prefix.
     """
     newest = (
-        tf.train.latest_checkpoint(one) if (tf.io.gfile.isdir(one)) else None
+        tf.train.latest_checkpoint(path) if tf.io.gfile.isdir(path) else None
     )
-    return paths.is_same(f"{newest or one}.index", f"{other}.index")
+    return paths.is_same(f"{newest or path}.index", f"{other}.index")
 
 
 def located(prefix: str) -> str:
@@ -62,12 +62,12 @@ def located(prefix: str) -> str:
 
 def data_files(prefix: str) -> dict[str, int]:
     """Returns a dict from each data file to the file count in its name."""
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for path in files.with_prefix(f"{prefix}.data-"):
         match = re.fullmatch(r"\.data-\d{5}-of-(\d{5})", path[len(prefix) :])
         if match:
-            found[path] = int(match[1])
-    return found
+            counts[path] = int(match[1])
+    return counts
 
 
 def files_of(prefix: str) -> list[str]:
@@ -78,7 +78,9 @@ def files_of(prefix: str) -> list[str]:
     systems.
     """
     count = _num_data_files(f"{prefix}.index") or 0
-    return [f"{prefix}.data-{one:05d}-of-{count:05d}" for one in range(count)]
+    return [
+        f"{prefix}.data-{number:05d}-of-{count:05d}" for number in range(count)
+    ]
 
 
 def write_checkpoint(target: str, tensors: Iterable[tuple[str, Any]]) -> None:
@@ -292,12 +294,12 @@ def changed_object_graph(
     }
     gone = {node_of[key] for key in removed}
     new_number: dict[int, int] = {}
-    found = trackable_object_graph_pb2.TrackableObjectGraph()
+    changed_graph = trackable_object_graph_pb2.TrackableObjectGraph()
     for number, node in enumerate(graph.nodes):
         if number not in gone:
-            new_number[number] = len(found.nodes)
-            found.nodes.append(node)
-    for node in found.nodes:
+            new_number[number] = len(changed_graph.nodes)
+            changed_graph.nodes.append(node)
+    for node in changed_graph.nodes:
         kept = [child for child in node.children if child.node_id not in gone]
         for child in kept:
             child.node_id = new_number[child.node_id]
@@ -312,12 +314,14 @@ def changed_object_graph(
         sibling = new_number[node_of[key]]
         parent = next(
             node
-            for node in found.nodes
+            for node in changed_graph.nodes
             if any(child.node_id == sibling for child in node.children)
         )
         for name, tensor in by_name.items():
-            parent.children.add(local_name=name, node_id=len(found.nodes))
-            node = found.nodes.add()
+            parent.children.add(
+                local_name=name, node_id=len(changed_graph.nodes)
+            )
+            node = changed_graph.nodes.add()
             node.attributes.add(name="VARIABLE_VALUE", checkpoint_key=tensor)
             node.has_checkpoint_values.value = True
-    return found.SerializeToString()
+    return changed_graph.SerializeToString()

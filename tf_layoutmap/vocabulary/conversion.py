@@ -102,7 +102,7 @@ def move_rows(
         None if the old vocabulary does not have them.
     """
     stored = keys.ravel()
-    found = ops.native.put_keys(
+    placed = ops.native.put_keys(
         stored,
         last_steps.ravel(),
         counts.ravel(),
@@ -113,9 +113,9 @@ def move_rows(
     )
     by_bucket = (-1, bucket_layout.KEYS_PER_BUCKET)
     vocabulary = {
-        state.KEYS: found["keys"].reshape(by_bucket),
-        state.LAST_STEPS: found["last_step"].reshape(by_bucket),
-        state.COUNTS: found["count"].reshape(by_bucket),
+        state.KEYS: placed["keys"].reshape(by_bucket),
+        state.LAST_STEPS: placed["last_step"].reshape(by_bucket),
+        state.COUNTS: placed["count"].reshape(by_bucket),
         state.NUMBERS: numbers,
     }
     if settings.has_sketch:
@@ -123,9 +123,9 @@ def move_rows(
         vocabulary |= {state.SKETCH: cells, state.SKETCH_SUMS: sums}
     had_row = np.flatnonzero(stored != bucket_layout.EMPTY_KEY)
     return MovedRows(
-        found["from"],
-        found["to"],
-        np.setdiff1d(had_row, found["from"]),
+        placed["from"],
+        placed["to"],
+        np.setdiff1d(had_row, placed["from"]),
         settings.num_rows,
         vocabulary,
     )
@@ -261,9 +261,9 @@ def convert_to_open(
     }
 
     def rows(name):
-        found = moved.of(read(name))
-        found[-1] = slot_values.get(name, 0.0)
-        return found
+        values = moved.of(read(name))
+        values[-1] = slot_values.get(name, 0.0)
+        return values
 
     for name in _names_of_rows(names):
         values[name] = lambda name=name: rows(name)
@@ -299,13 +299,13 @@ def convert_to_closed(
     def rows(name):
         value = read(name)
         shape = (num_rows, *value.shape[1:])
-        found = np.array(
+        values = np.array(
             tf.cast(initializer(shape), value.dtype)
             if name == PARAMETERS
             else np.full(shape, slot_values[name], value.dtype)
         )
-        found[targets] = value[sources]
-        return found
+        values[targets] = value[sources]
+        return values
 
     return Converted(
         Conversion(len(sources), int(has_key.sum()) - len(sources)),
@@ -494,14 +494,14 @@ def _prefixes(
 ) -> dict[str, str]:
     """Returns the tables to convert, by the prefix of their tensors."""
     end = f"/{PARAMETERS}{_VALUE}"
-    found = {
+    tables = {
         key.removesuffix(end.removeprefix("/")): _unescape(
             key.removesuffix(end).rpartition("/")[2]
         )
         for key in shapes
         if key.endswith(end)
     }
-    names = list(found.values())
+    names = list(tables.values())
     for table in vocabularies:
         if names.count(table) != 1:
             raise ValueError(
@@ -511,7 +511,7 @@ def _prefixes(
             )
     return {
         prefix: table
-        for prefix, table in found.items()
+        for prefix, table in tables.items()
         if table in vocabularies
     }
 
@@ -638,16 +638,16 @@ def _slot_values(
         and shape[:1] == (rows,)
     }
     spec = optimizer_specs.read_optimizer(optimizer, table=table)
-    found = {
+    values = {
         slot.name: slot.initial_value for slot in (spec.slots if spec else ())
     }
-    if slots - found.keys():
+    if slots - values.keys():
         raise ValueError(
             "Argument `optimizer` must be the optimizer that trains the table, "
             f"which has slot variables {sorted(slots)}. Received: "
             f"{optimizer!r} (table {table!r})."
         )
-    return found
+    return values
 
 
 def _tensors(
@@ -658,22 +658,22 @@ def _tensors(
     """Yields the tensors of the new checkpoint, computed on demand."""
     values = {
         prefix + name + _VALUE: value
-        for prefix, one in converted.items()
-        for name, value in one.values.items()
+        for prefix, table in converted.items()
+        for name, value in table.values.items()
     }
     removed = {
         prefix + name + _VALUE
-        for prefix, one in converted.items()
-        for name in one.removed
+        for prefix, table in converted.items()
+        for name in table.removed
     }
     if checkpoint_files.OBJECT_GRAPH_KEY in shapes:
         siblings = {
             prefix + PARAMETERS + _VALUE: {
                 name: prefix + name + _VALUE
-                for name in one.values
+                for name in table.values
                 if prefix + name + _VALUE not in shapes
             }
-            for prefix, one in converted.items()
+            for prefix, table in converted.items()
         }
         values[checkpoint_files.OBJECT_GRAPH_KEY] = functools.partial(
             checkpoint_files.changed_object_graph,
@@ -688,5 +688,5 @@ def _tensors(
 def _unescape(name: str) -> str:
     """Returns the attribute name for an escaped name in a checkpoint key."""
     return re.sub(
-        r"\.([.S])", lambda found: {"S": "/", ".": "."}[found[1]], name
+        r"\.([.S])", lambda match: {"S": "/", ".": "."}[match[1]], name
     )

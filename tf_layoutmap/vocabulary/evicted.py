@@ -181,12 +181,14 @@ class _File:
         if evicted.strings is not None:
             features["strings"] = tf.train.Feature(
                 bytes_list=tf.train.BytesList(
-                    value=[one or b"" for one in evicted.strings]
+                    value=[string or b"" for string in evicted.strings]
                 )
             )
             features["has_string"] = tf.train.Feature(
                 int64_list=tf.train.Int64List(
-                    value=[int(one is not None) for one in evicted.strings]
+                    value=[
+                        int(string is not None) for string in evicted.strings
+                    ]
                 )
             )
         self._writer.write(

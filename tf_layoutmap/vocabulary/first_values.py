@@ -73,7 +73,7 @@ def read_initializer(
         signed=True,
     )
     if name in _FUNCTIONS:
-        found = FirstValues("constant", (_FUNCTIONS[name], 0.0), seed)
+        values = FirstValues("constant", (_FUNCTIONS[name], 0.0), seed)
     else:
         kind, *names = _KINDS.get(
             type(initializer).__name__, (None, None, None)
@@ -87,13 +87,14 @@ def read_initializer(
             )
         config = initializer.get_config()
         numbers = [
-            config[one] if isinstance(one, str) else one or 0.0 for one in names
+            config[entry] if isinstance(entry, str) else entry or 0.0
+            for entry in names
         ]
-        found = FirstValues(kind, _checked(numbers, initializer, table), seed)
+        values = FirstValues(kind, _checked(numbers, initializer, table), seed)
     reach = (
-        max(map(abs, found.limits))
-        if found.kind == "uniform"
-        else abs(found.limits[0]) + 9 * abs(found.limits[1])
+        max(map(abs, values.limits))
+        if values.kind == "uniform"
+        else abs(values.limits[0]) + 9 * abs(values.limits[1])
     )
     if reach > _LARGEST[dtype]:
         raise ValueError(
@@ -101,7 +102,7 @@ def read_initializer(
             f"{_LARGEST[dtype]} in magnitude. Received: {initializer!r} "
             f"(table {table!r})."
         )
-    return found
+    return values
 
 
 def _checked(
@@ -110,7 +111,7 @@ def _checked(
     table: str,
 ) -> tuple[float, float]:
     try:
-        first, second = (float(one) for one in numbers)
+        first, second = (float(number) for number in numbers)
     except TypeError:
         first = second = math.nan
     if not (math.isfinite(first) and math.isfinite(second)):

@@ -62,13 +62,13 @@ def read_tfra(
         yield from _read_tfra_checkpoint(path, name, dim)
         return
     stem = name.replace("/", "_")
-    found = re.compile(
+    pattern = re.compile(
         re.escape(stem) + r"(_mht_\d+of\d+(_rank\d+_size\d+)?)?-keys"
     )
     parts = [
-        one.removesuffix("-keys")
-        for one in _listed(path)
-        if found.fullmatch(one)
+        file.removesuffix("-keys")
+        for file in _listed(path)
+        if pattern.fullmatch(file)
     ]
     _check_found(parts, path, name, f"{stem}_mht_1of1-keys")
     for part in parts:
@@ -91,19 +91,19 @@ def _read_tfra_checkpoint(
             )
         ) from None
     tables = {
-        one.removesuffix("-keys")
-        for one in reader.get_variable_to_shape_map()
-        if one.endswith("-keys")
+        key.removesuffix("-keys")
+        for key in reader.get_variable_to_shape_map()
+        if key.endswith("-keys")
     }
     # The shards of a table, or the table itself.
     parts = sorted(
-        one
-        for one in tables
-        if one == name
+        key
+        for key in tables
+        if key == name
         or re.fullmatch(
-            re.escape(name.replace("/", "_")) + r"_mht_\d+of\d+", one
+            re.escape(name.replace("/", "_")) + r"_mht_\d+of\d+", key
         )
-        or one == f"{name}/.ATTRIBUTES/table"
+        or key == f"{name}/.ATTRIBUTES/table"
     )
     if not parts:
         raise ValueError(
@@ -158,10 +158,12 @@ def read_dynamicemb(
         missing, or the sizes of the files do not match `dim`.
     """
     name = _required(name, "dynamicemb")
-    found = re.compile(
+    pattern = re.compile(
         re.escape(f"{name}_emb_keys") + r"\.rank_(\d+)\.world_size_(\d+)"
     )
-    parts = [match for one in _listed(path) if (match := found.fullmatch(one))]
+    parts = [
+        match for file in _listed(path) if (match := pattern.fullmatch(file))
+    ]
     _check_found(
         [match[0] for match in parts],
         path,
@@ -241,8 +243,8 @@ def _listed(path: str) -> list[str]:
         ) from None
 
 
-def _check_found(found: list[str], path: str, name: str, example: str) -> None:
-    if not found:
+def _check_found(parts: list[str], path: str, name: str, example: str) -> None:
+    if not parts:
         raise ValueError(
             f"The folder {path!r} must contain the keys of table {name!r}, for "
             f"example {example!r}. Received: {_listed(path)[:20]}."
@@ -252,12 +254,12 @@ def _check_found(found: list[str], path: str, name: str, example: str) -> None:
 def _read_pair(keys: str, values: str, dim: int) -> Iterator[key_rows.KeyBlock]:
     """Yields blocks from a file of int64 keys and a file of float32 rows."""
     sizes = []
-    for one in (keys, values):
+    for file in (keys, values):
         try:
-            sizes.append(tf.io.gfile.stat(one).length)
+            sizes.append(tf.io.gfile.stat(file).length)
         except tf.errors.OpError as error:
             raise ValueError(
-                f"The file {one!r} does not exist or cannot be read: "
+                f"The file {file!r} does not exist or cannot be read: "
                 f"{error.message}."
             ) from None
     num_keys = sizes[0] // _KEY.itemsize

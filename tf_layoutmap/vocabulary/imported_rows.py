@@ -187,11 +187,11 @@ def _read_source(
             os.fspath(source), name, vocabulary._rows.dim
         )
     if is_path:
-        found = row_files.read_folder(os.fspath(source))
+        blocks = row_files.read_folder(os.fspath(source))
     elif isinstance(source, state.Vocabulary):
-        found = source.blocks()
+        blocks = source.blocks()
     elif isinstance(source, Iterable):
-        found = _checked_blocks(source)
+        blocks = _checked_blocks(source)
     else:
         raise TypeError(
             checks.message(
@@ -201,7 +201,7 @@ def _read_source(
                 source,
             )
         )
-    return _with_slots(found, vocabulary, has_slots=slots is None)
+    return _with_slots(blocks, vocabulary, has_slots=slots is None)
 
 
 def _import_slot_tables(

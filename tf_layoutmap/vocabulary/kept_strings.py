@@ -76,9 +76,9 @@ class KeptStrings(tf_private.Trackable):
             ops.keep_strings(
                 store=self._handle,
                 training=tf.convert_to_tensor(training, tf.bool),
-                shards=[one.handle for one in self._key_shards],
+                shards=[key_shard.handle for key_shard in self._key_shards],
                 offsets=self._offsets(),
-                keys=[tf.cast(one, tf.int64) for one in keys],
+                keys=[tf.cast(key, tf.int64) for key in keys],
                 strings=list(strings),
                 removes_all=removes_all,
                 table=self._table,
@@ -104,7 +104,7 @@ class KeptStrings(tf_private.Trackable):
           keys: `[num_keys]` int64.
           strings: `[num_keys]` strings. Elements that are None are ignored.
         """
-        known = np.array([one is not None for one in strings], bool)
+        known = np.array([string is not None for string in strings], bool)
         if known.any():
             self.keep(
                 [tf.constant(keys[known], tf.int64)],
@@ -118,10 +118,10 @@ class KeptStrings(tf_private.Trackable):
           keys: int64, of any shape.
         """
         with tf.device(self._handle.device):
-            found = ops.read_strings(
+            stored = ops.read_strings(
                 store=self._handle, keys=tf.convert_to_tensor(keys, tf.int64)
             )
-        return found.strings, found.is_known
+        return stored.strings, stored.is_known
 
     def require(self, keys: tf.Tensor) -> tf.Tensor:
         """Returns the strings of keys, of any shape.
@@ -149,20 +149,20 @@ class KeptStrings(tf_private.Trackable):
           keys: int64, of any shape.
         """
         strings, is_known = self.read(keys)
-        found = np.array(strings.numpy(), object)
-        found[~is_known.numpy()] = None
-        return found
+        names = np.array(strings.numpy(), object)
+        names[~is_known.numpy()] = None
+        return names
 
     def stats(self) -> dict[str, Any]:
         """Returns the entries of `Vocabulary.stats` about strings."""
         with tf.device(self._handle.device):
-            found = ops.describe_strings(store=self._handle)
+            described = ops.describe_strings(store=self._handle)
         return {
-            "num_strings": int(found.num_strings.numpy()),
-            "num_string_bytes": int(found.num_bytes.numpy()),
-            "num_collisions": int(found.num_collisions.numpy()),
+            "num_strings": int(described.num_strings.numpy()),
+            "num_string_bytes": int(described.num_bytes.numpy()),
+            "num_collisions": int(described.num_collisions.numpy()),
             "collisions": [
-                (kept, other) for kept, other in found.collisions.numpy()
+                (kept, other) for kept, other in described.collisions.numpy()
             ],
         }
 
@@ -176,7 +176,8 @@ class KeptStrings(tf_private.Trackable):
         """
         self.keep([], [], removes_all=True)
         stored = tf.concat(
-            [tf.reshape(one, [-1]) for one in self._key_shards], axis=0
+            [tf.reshape(key_shard, [-1]) for key_shard in self._key_shards],
+            axis=0,
         )
         strings, is_known = self.read(
             tf.boolean_mask(stored, stored != bucket_layout.EMPTY_KEY)
@@ -236,7 +237,11 @@ def check_supported(
     Raises:
       NotImplementedError: If a vocabulary keeps strings.
     """
-    keeping = [name for name, one in settings.items() if one.keep_strings]
+    keeping = [
+        name
+        for name, table_settings in settings.items()
+        if table_settings.keep_strings
+    ]
     if keeping:
         raise NotImplementedError(
             "Argument `keep_strings` of tlm.vocabulary.OpenVocabulary must be "
@@ -262,11 +267,13 @@ def to_columns(strings: Array) -> dict[str, Array]:
       The bytes of all strings, the offsets `[num_keys + 1]` of the strings, and
       whether each string is known.
     """
-    known: list[bytes] = [one or b"" for one in strings]
+    known: list[bytes] = [string or b"" for string in strings]
     return {
         "string_bytes": np.frombuffer(b"".join(known), np.uint8),
         "string_splits": np.cumsum([0, *map(len, known)], dtype=np.int64),
-        "has_string": np.array([one is not None for one in strings], bool),
+        "has_string": np.array(
+            [string is not None for string in strings], bool
+        ),
     }
 
 
@@ -295,6 +302,6 @@ def from_columns(columns: Mapping[str, Array]) -> Array:
 def as_objects(values: Iterable[bytes | None]) -> Array:
     """Returns an array of dtype object, `[num_values]`."""
     listed = list(values)
-    found = np.empty([len(listed)], object)
-    found[:] = listed
-    return found
+    array = np.empty([len(listed)], object)
+    array[:] = listed
+    return array

@@ -134,7 +134,7 @@ class KeyExpiry(tf.train.experimental.PythonState):
         step = self.vocabulary._step()
         # If an earlier checkpoint of the vocabulary was restored, later steps
         # do not exist any more.
-        recorded = [one for one in self._recorded if one[1] <= step]
+        recorded = [record for record in self._recorded if record[1] <= step]
         if recorded and time_now < recorded[-1][0]:
             if now is not None:
                 raise ValueError(
@@ -149,7 +149,7 @@ class KeyExpiry(tf.train.experimental.PythonState):
             # The clock of the system was set back.
             time_now = recorded[-1][0]
         period = self.unused_for // _MICROSECOND
-        past = [one for one in recorded if one[0] <= time_now - period]
+        past = [record for record in recorded if record[0] <= time_now - period]
         self._recorded = recorded[max(len(past) - 1, 0) :]
         if not self._recorded or (
             step > self._recorded[-1][1]
@@ -200,11 +200,11 @@ def _keys_used_until(vocabulary: state.Vocabulary, step: int) -> Array:
 
     def used(part: parts.Part) -> list[Array]:
         keys_of_shards, steps_of_shards, _ = part.key_variables()
-        found = []
+        sent = []
         for keys, steps in zip(keys_of_shards, steps_of_shards, strict=True):
             keys, steps = keys.numpy().ravel(), steps.numpy().ravel()
             is_used = keys != bucket_layout.EMPTY_KEY
-            found.append(keys[is_used & (steps <= step)])
-        return [np.concatenate(found)]
+            sent.append(keys[is_used & (steps <= step)])
+        return [np.concatenate(sent)]
 
     return np.concatenate([keys for (keys,) in vocabulary._each("evict", used)])

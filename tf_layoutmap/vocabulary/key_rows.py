@@ -210,16 +210,18 @@ def check_rows(
     """
     where = f"table {table!r}"
     tensor, kind = key_tensors.read_keys(keys, where)
-    found: Array = tensor.numpy()
-    if found.ndim != 1:
+    key_array: Array = tensor.numpy()
+    if key_array.ndim != 1:
         raise ValueError(
-            checks.message("keys", "of shape [num_keys]", found.shape, where)
+            checks.message(
+                "keys", "of shape [num_keys]", key_array.shape, where
+            )
         )
-    _check_unique(found, where)
+    _check_unique(key_array, where)
     check_slots(access, slots or {}, where)
-    num_keys = len(found)
+    num_keys = len(key_array)
     return RowsToWrite(
-        found,
+        key_array,
         kind,
         _to_dtype(
             "rows",
@@ -240,7 +242,7 @@ def check_rows(
         _int32("last_steps", last_steps, num_keys, highest_step, where),
         _int32("counts", counts, num_keys, _INT32_MAX, where),
         0,
-        key_tensors.names_of(keys, found),
+        key_tensors.names_of(keys, key_array),
     )
 
 
@@ -303,16 +305,16 @@ def _check_strings(strings: Any, keys: Array, table: str) -> Array:
         hashes of the strings.
     """
     where = f"table {table!r}"
-    found = np.asarray(strings, object)
-    if found.shape != keys.shape:
+    objects = np.asarray(strings, object)
+    if objects.shape != keys.shape:
         raise ValueError(
             checks.message(
-                "strings", f"of shape {keys.shape}", found.shape, where
+                "strings", f"of shape {keys.shape}", objects.shape, where
             )
         )
-    is_known = np.array([one is not None for one in found], bool)
+    is_known = np.array([string is not None for string in objects], bool)
     hashes = key_tensors.hash_strings(
-        tf.constant(list(found[is_known]), tf.string)
+        tf.constant(list(objects[is_known]), tf.string)
     ).numpy()
     differs = np.flatnonzero(hashes != keys[is_known])
     if len(differs):
@@ -320,12 +322,12 @@ def _check_strings(strings: Any, keys: Array, table: str) -> Array:
             checks.message(
                 "strings",
                 "the strings whose hashes are `keys`",
-                f"{found[is_known][differs[0]]!r} for the key "
+                f"{objects[is_known][differs[0]]!r} for the key "
                 f"{int(keys[is_known][differs[0]])}",
                 where,
             )
         )
-    return found
+    return objects
 
 
 def check_slots(
@@ -374,19 +376,19 @@ def _matrix(
     """Converts rows to float32 `[num_keys, dim]`; None becomes `[0, dim]`."""
     if value is None:
         return np.zeros([0, dim], np.float32)
-    found = np.asarray(value)
-    if found.shape != (num_keys, dim):
+    matrix = np.asarray(value)
+    if matrix.shape != (num_keys, dim):
         raise ValueError(
             checks.message(
-                name, f"of shape {(num_keys, dim)}", found.shape, where
+                name, f"of shape {(num_keys, dim)}", matrix.shape, where
             )
         )
-    is_number = found.dtype.kind in "fiu" or found.dtype == tf.bfloat16
+    is_number = matrix.dtype.kind in "fiu" or matrix.dtype == tf.bfloat16
     if not is_number:
         raise ValueError(
-            checks.message(name, "of real numbers", found.dtype, where)
+            checks.message(name, "of real numbers", matrix.dtype, where)
         )
-    return _to_dtype(name, np.ascontiguousarray(found), tf.float32, where)
+    return _to_dtype(name, np.ascontiguousarray(matrix), tf.float32, where)
 
 
 def _to_dtype(name: str, values: Array, dtype: tf.DType, where: str) -> Array:
@@ -398,8 +400,8 @@ def _to_dtype(name: str, values: Array, dtype: tf.DType, where: str) -> Array:
     if values.dtype == dtype:
         return values
     with np.errstate(over="ignore"):
-        found = values.astype(dtype.as_numpy_dtype)
-    is_lost = ~np.isfinite(found) & np.isfinite(values)
+        converted = values.astype(dtype.as_numpy_dtype)
+    is_lost = ~np.isfinite(converted) & np.isfinite(values)
     if is_lost.any():
         raise ValueError(
             checks.message(
@@ -409,7 +411,7 @@ def _to_dtype(name: str, values: Array, dtype: tf.DType, where: str) -> Array:
                 where,
             )
         )
-    return found
+    return converted
 
 
 def _int32(
@@ -417,27 +419,27 @@ def _int32(
 ) -> Array:
     if value is None:
         return np.zeros([0], np.int32)
-    found = np.asarray(value)
-    if found.shape != (num_keys,) or found.dtype.kind not in "iu":
+    numbers = np.asarray(value)
+    if numbers.shape != (num_keys,) or numbers.dtype.kind not in "iu":
         raise ValueError(
             checks.message(
                 name,
                 f"integers of shape {(num_keys,)}",
-                f"{found.dtype} of shape {found.shape}",
+                f"{numbers.dtype} of shape {numbers.shape}",
                 where,
             )
         )
-    is_outside = (found < 0) | (found > highest)
+    is_outside = (numbers < 0) | (numbers > highest)
     if is_outside.any():
         raise ValueError(
             checks.message(
                 name,
                 f"in [0, {highest}]",
-                int(found[is_outside][0]),
+                int(numbers[is_outside][0]),
                 where,
             )
         )
-    return found.astype(np.int32)
+    return numbers.astype(np.int32)
 
 
 def write_rows(
@@ -458,10 +460,10 @@ def write_rows(
     rows: list[Array] = []
     num_new = 0
     for first in range(0, len(checked.keys), BLOCK_SIZE):
-        found, new = access.write(
+        block_rows, new = access.write(
             checked.part(slice(first, first + BLOCK_SIZE))
         )
-        rows.append(found)
+        rows.append(block_rows)
         num_new += new
     if access.strings is not None and checked.strings is not None:
         access.strings.keep_array(checked.keys, checked.strings)

@@ -149,9 +149,9 @@ def names_of(
     if strings is None or not isinstance(keys, stored_keys.StoredKeys):
         return None if strings is None else np.array(strings.numpy(), object)
     by_key = dict(zip(hash_strings(strings).numpy().tolist(), strings.numpy()))
-    found = np.empty([len(hashes)], object)
-    found[:] = [by_key.get(key) for key in hashes.tolist()]
-    return found
+    names = np.empty([len(hashes)], object)
+    names[:] = [by_key.get(key) for key in hashes.tolist()]
+    return names
 
 
 def read_keys(keys: Any, where: str) -> tuple[tf.Tensor, int]:
@@ -167,10 +167,10 @@ def read_keys(keys: Any, where: str) -> tuple[tf.Tensor, int]:
     if isinstance(keys, stored_keys.StoredKeys):
         values: Any = keys.values
         return tf.convert_to_tensor(values), keys.kind
-    found, kind = of_tensor(tf.convert_to_tensor(keys))
-    if not found.dtype.is_integer or found.dtype == tf.uint64:
+    tensor, kind = of_tensor(tf.convert_to_tensor(keys))
+    if not tensor.dtype.is_integer or tensor.dtype == tf.uint64:
         raise TypeError(
             "Argument `keys` must be integers that int64 holds, or strings. "
-            f"Received: {found.dtype.name} ({where})."
+            f"Received: {tensor.dtype.name} ({where})."
         )
-    return tf.cast(found, tf.int64), kind
+    return tf.cast(tensor, tf.int64), kind

@@ -115,8 +115,8 @@ class EpochStats:
 
     def _read(self) -> dict[str, dict[str, Any]]:
         return {
-            table: cast("dict[str, Any]", one.stats())
-            for table, one in self._vocabularies().items()
+            table: cast("dict[str, Any]", vocabulary.stats())
+            for table, vocabulary in self._vocabularies().items()
         }
 
     def _write(self, epoch: int, values: Mapping[str, float]) -> None:
@@ -210,8 +210,8 @@ class VocabularyLoggerBase:
 
         If the layer has no open vocabulary, the first call issues a warning.
         """
-        found = self._stats.end(epoch)
-        if not found.by_table and not self._has_warned:
+        epoch_stats = self._stats.end(epoch)
+        if not epoch_stats.by_table and not self._has_warned:
             self._has_warned = True
             user_warnings.warn(
                 "VocabularyLogger logs no statistics, because layer "
@@ -219,9 +219,12 @@ class VocabularyLoggerBase:
                 "that is created with a tlm.vocabulary.OpenVocabulary."
             )
         if logs is not None:
-            logs.update(found.summary)
+            logs.update(epoch_stats.summary)
         model = getattr(self, "model", None)
         history = getattr(getattr(model, "history", None), "history", None)
-        if history is not None and found.summary is not found.by_table:
-            for name, value in found.by_table.items():
+        if (
+            history is not None
+            and epoch_stats.summary is not epoch_stats.by_table
+        ):
+            for name, value in epoch_stats.by_table.items():
                 history.setdefault(name, []).append(value)

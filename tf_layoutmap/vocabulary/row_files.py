@@ -96,7 +96,7 @@ def write_folder(
             "format": format,
             **dataclasses.asdict(info),
             "has_strings": has_strings,
-            "num_keys": sum(one["num_keys"] for one in written),
+            "num_keys": sum(file["num_keys"] for file in written),
             "files": written,
         }
 
@@ -131,13 +131,13 @@ def _write_remote(
     path = paths.resolve(path)
     storage.make_folders(path)
     meta_path = posixpath.join(path, META_FILE)
-    found = storage.names_in(path)
+    names = storage.names_in(path)
     # A list of names can be out of date.
     with contextlib.suppress(ValueError):
-        found += [one["name"] for one in _read_meta(path)["files"]]
+        names += [file["name"] for file in _read_meta(path)["files"]]
     old = {
         name: int(match[1])
-        for name in found
+        for name in names
         if (match := _NAME.fullmatch(name)) and match[1]
     }
     meta = write_all(path, max(old.values(), default=-1) + 1)
@@ -236,10 +236,10 @@ def _read_meta(path: str) -> dict[str, Any]:
     try:
         name = re.compile(rf"keys-\d+\{_SUFFIXES[meta['format']]}")
         is_valid = meta["key_type"] in key_tensors.KINDS.values() and all(
-            name.fullmatch(one["name"])
-            and isinstance(one["num_keys"], int)
-            and isinstance(one["step"], int)
-            for one in meta["files"]
+            name.fullmatch(file["name"])
+            and isinstance(file["num_keys"], int)
+            and isinstance(file["step"], int)
+            for file in meta["files"]
         )
         is_valid = is_valid and isinstance(meta["slots"], dict)
     except (KeyError, TypeError):
@@ -258,11 +258,11 @@ def read_folder(path: str) -> Iterator[key_rows.KeyBlock]:
     """
     meta = _read_meta(path)
     read = _read_npz if meta["format"] == "numpy" else _parquet_reader()
-    for one in meta["files"]:
-        file_path = posixpath.join(path, one["name"])
+    for entry in meta["files"]:
+        file_path = posixpath.join(path, entry["name"])
         try:
             with storage.reading(file_path) as file:
-                block = _to_block(read(file), meta, one["step"])
+                block = _to_block(read(file), meta, entry["step"])
         except (
             tf.errors.OpError,
             OSError,
@@ -272,10 +272,10 @@ def read_folder(path: str) -> Iterator[key_rows.KeyBlock]:
             zipfile.BadZipFile,
         ) as error:
             raise _unreadable(file_path, str(error)) from None
-        if len(block.keys) != one["num_keys"]:
+        if len(block.keys) != entry["num_keys"]:
             raise _unreadable(
                 file_path,
-                f"{len(block.keys)} keys instead of {one['num_keys']}",
+                f"{len(block.keys)} keys instead of {entry['num_keys']}",
             )
         yield block
 
@@ -304,8 +304,8 @@ def _to_block(
 
 def _read_npz(file: IO[bytes]) -> dict[str, Array]:
     # By default, `np.load` does not unpickle objects, which could run code.
-    with np.load(file) as found:
-        columns = {name: found[name] for name in found.files}
+    with np.load(file) as arrays:
+        columns = {name: arrays[name] for name in arrays.files}
     if "string_splits" in columns:
         columns["strings"] = kept_strings.from_columns(columns)
     return columns
@@ -371,20 +371,20 @@ def _parquet_reader() -> Callable[[IO[bytes]], dict[str, Array]]:
 
     def read(file: IO[bytes]) -> dict[str, Array]:
         table = arrow.parquet.read_table(file)
-        found = {}
+        columns = {}
         for column in table.column_names:
             value = table[column].combine_chunks()
             if column == "string":
-                found["strings"] = kept_strings.as_objects(value.to_pylist())
+                columns["strings"] = kept_strings.as_objects(value.to_pylist())
                 continue
             flat = value
             shape = [len(value)]
             if arrow.types.is_fixed_size_list(value.type):
                 flat = value.flatten()
                 shape.append(value.type.list_size)
-            found[plural.get(column, column)] = flat.to_numpy(
+            columns[plural.get(column, column)] = flat.to_numpy(
                 zero_copy_only=False
             ).reshape(shape)
-        return found
+        return columns
 
     return read

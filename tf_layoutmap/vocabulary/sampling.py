@@ -89,7 +89,7 @@ class KeyCounts(abc.ABC):
           tf.errors.InvalidArgumentError: Same as for `lookup`.
         """
         check_has_kernels("counts", self.name)
-        found, kind = self._read_keys(keys)
+        key_tensor, kind = self._read_keys(keys)
 
         def count(part: Part, keys: tf.Tensor) -> list[tf.Tensor]:
             return [
@@ -103,11 +103,13 @@ class KeyCounts(abc.ABC):
         with tf.control_dependencies(self._check_kind(kind)):
             counts = [
                 result
-                for (result,) in self._ask(tf.reshape(found, [-1]), count, 1)
+                for (result,) in self._ask(
+                    tf.reshape(key_tensor, [-1]), count, 1
+                )
             ]
             # A key can have a row in only one part. Its other counts are 0.
             total = counts[0] if len(counts) == 1 else tf.add_n(counts)
-            return tf.reshape(total, tf.shape(found))
+            return tf.reshape(total, tf.shape(key_tensor))
 
 
 class SampledKeys(NamedTuple):
@@ -326,8 +328,10 @@ def _choose_shards(
         values = [getattr(part, name) for part in parts]
         # A shard without keys has no samples, and is never chosen.
         padded = [
-            tf.pad(one, [[0, number - tf.size(one, tf.int64)]])
-            for one in values
+            tf.pad(
+                shard_values, [[0, number - tf.size(shard_values, tf.int64)]]
+            )
+            for shard_values in values
         ]
         return tf.gather_nd(tf.stack(padded), index)
 
@@ -363,9 +367,12 @@ def _read_seed(seed: Any, where: str) -> tf.Tensor:
         # All replicas draw the same numbers.
         number = tf.cast(replica.replica_id_in_sync_group, tf.int64)
         return drawn + tf.stack([number, tf.zeros_like(number)])
-    found = tf.convert_to_tensor(seed)
-    if not found.dtype.is_integer or not found.shape.is_compatible_with([2]):
+    seed_tensor = tf.convert_to_tensor(seed)
+    if (
+        not seed_tensor.dtype.is_integer
+        or not seed_tensor.shape.is_compatible_with([2])
+    ):
         raise ValueError(
             checks.message("seed", "None, an int, or two integers", seed, where)
         )
-    return tf.cast(found, tf.int64)
+    return tf.cast(seed_tensor, tf.int64)

@@ -45,11 +45,11 @@ class SavedAsOne(tf_private.Trackable):
         self, object_map: MutableMapping[Any, Any]
     ) -> None:
         # An asynchronous save writes the copies of the variables.
-        for one in self.variables:
-            one._copy_trackable_to_cpu(object_map)
+        for variable in self.variables:
+            variable._copy_trackable_to_cpu(object_map)
         if self not in object_map:
             object_map[self] = type(self)(
-                [object_map[one] for one in self.variables]
+                [object_map[variable] for variable in self.variables]
             )
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
@@ -76,18 +76,17 @@ class ShardedNumbers(SavedAsOne):
 
     def __getitem__(self, index: int) -> tf.Tensor:
         """Returns one number as a tensor."""
-        found = tf.stack([one[index] for one in self.variables])
-        return (tf.reduce_max if index in (STEP, KIND) else tf.reduce_sum)(
-            found
-        )
+        values = tf.stack([variable[index] for variable in self.variables])
+        reduce = tf.reduce_max if index in (STEP, KIND) else tf.reduce_sum
+        return reduce(values, axis=0)
 
     def numpy(self) -> Array:
         """Returns all numbers."""
-        found = np.stack([one.numpy() for one in self.variables])
-        values = found.sum(0)
+        by_shard = np.stack([variable.numpy() for variable in self.variables])
+        values = by_shard.sum(0)
         # The maximum is used, because a step that failed on one server is
         # already counted on the other servers.
-        values[[STEP, KIND]] = found[:, [STEP, KIND]].max(0)
+        values[[STEP, KIND]] = by_shard[:, [STEP, KIND]].max(0)
         return values
 
     def assign(self, values: Any) -> None:
@@ -100,8 +99,8 @@ class ShardedNumbers(SavedAsOne):
         values = tf.cast(values, tf.int64)
         is_count = tf.range(tf.size(values)) > KIND
         uncounted = tf.where(is_count, tf.zeros_like(values), values)
-        for shard, one in enumerate(self.variables):
-            one.assign(uncounted if shard else values)
+        for shard, variable in enumerate(self.variables):
+            variable.assign(uncounted if shard else values)
 
     def _trackable_children(
         self, save_type: str = "checkpoint", **kwargs: Any
@@ -115,5 +114,8 @@ class ShardedNumbers(SavedAsOne):
         return (
             {}
             if save_type == "checkpoint"
-            else {str(shard): one for shard, one in enumerate(self.variables)}
+            else {
+                str(shard): variable
+                for shard, variable in enumerate(self.variables)
+            }
         )

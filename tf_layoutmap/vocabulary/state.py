@@ -176,9 +176,9 @@ class Vocabulary(sampling.KeyCounts):
             the table are integers, or if `keys` are integers and the keys of
             the table are strings.
         """
-        found, kind = self._read_keys(keys)
+        key_tensor, kind = self._read_keys(keys)
         with tf.control_dependencies(self._check_kind(kind)):
-            return self._find(found)
+            return self._find(key_tensor)
 
     def contains(self, keys: TensorLike | stored_keys.StoredKeys) -> tf.Tensor:
         """Returns whether each key has a row; see `lookup`."""
@@ -268,18 +268,18 @@ class Vocabulary(sampling.KeyCounts):
         """
         _require_eager("stats")
         numbers = self._variables[NUMBERS].numpy().tolist()
-        found = dict(zip(NUMBERS_HELD, numbers))
+        held = dict(zip(NUMBERS_HELD, numbers))
         num_rows = bucket_layout.KEYS_PER_BUCKET * self._num_buckets
         counts = self._each("stats", parts.num_keys_of)
         num_keys = sum(int(count) for (count,) in counts)
-        kind = key_tensors.KINDS.get(found.pop("kind"))
-        lookups = found["num_lookups"]
+        kind = key_tensors.KINDS.get(held.pop("kind"))
+        lookups = held["num_lookups"]
         stats: Any = {
             "num_keys": num_keys,
             "num_rows": num_rows,
             "load": num_keys / num_rows,
-            **found,
-            "hit_rate": found["num_known"] / lookups if lookups else None,
+            **held,
+            "hit_rate": held["num_known"] / lookups if lookups else None,
             "key_type": kind,
             **(self._rows.strings.stats() if self._rows.strings else {}),
         }
@@ -301,13 +301,13 @@ class Vocabulary(sampling.KeyCounts):
           tf.errors.FailedPreconditionError: If a step in flight uses the row
             of a key. No key is evicted.
         """
-        found, kind = self._read_keys(keys)
+        key_tensor, kind = self._read_keys(keys)
         with tf.control_dependencies(self._check_kind(kind)):
             if self._rows.strings is not None:
                 # The result contains the strings, also if a key is from a
                 # checkpoint without strings.
                 self._rows.strings.keep_input(keys)
-            return self._named(self._evict_keys(found, expired=False))
+            return self._named(self._evict_keys(key_tensor, expired=False))
 
     def evict_expired(self) -> tf.Tensor:
         """Evicts all keys that have expired according to `ttl_steps`.
@@ -664,7 +664,7 @@ class Vocabulary(sampling.KeyCounts):
             ]
 
         rows = [
-            found for (found,) in self._ask(tf.reshape(keys, [-1]), find, 1)
+            result for (result,) in self._ask(tf.reshape(keys, [-1]), find, 1)
         ]
         # A key can have a row in only one part. Its other rows are -1.
         highest = (

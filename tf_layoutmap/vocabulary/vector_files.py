@@ -132,9 +132,9 @@ class _Content:
         while True:
             end = self._bytes.find(separator, self._position)
             if end >= 0:
-                found = self._bytes[self._position : end]
+                content = self._bytes[self._position : end]
                 self._position = end + 1
-                return found
+                return content
             if len(self._bytes) - self._position > _MAX_KEY:
                 raise ValueError(
                     f"A key of {self._path!r} must have less than {_MAX_KEY} "
@@ -145,9 +145,9 @@ class _Content:
     def take(self, size: int) -> bytes:
         while len(self._bytes) - self._position < size:
             self._read_more()
-        found = self._bytes[self._position : self._position + size]
+        content = self._bytes[self._position : self._position + size]
         self._position += size
-        return found
+        return content
 
     def _read_more(self) -> None:
         part = _read(lambda: self._file.read(_PART), self._path)

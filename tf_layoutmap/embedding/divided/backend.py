@@ -104,8 +104,8 @@ class DividedEngine:
             for name, by_name in variables.items()
         }
         rows = [
-            variables[one.name][embedding_tables.PARAMETERS]
-            for one in spec.tables
+            variables[table.name][embedding_tables.PARAMETERS]
+            for table in spec.tables
         ]
         gradient_order: step_exchange.Order = (
             step_exchange.Exact(spec, group.size)
@@ -114,18 +114,18 @@ class DividedEngine:
                 spec,
                 group.size,
                 group.rank,
-                [one.row_partition.num_shards for one in rows],
+                [row.row_partition.num_shards for row in rows],
             )
         )
         # The engine gets the rows of keys, and no keys.
         spec_of_keys = shard_keys.local_spec_of_keys(
             _local_spec(spec, local_variables, gradient_order.features()),
-            [bool(one.rows) for one in rows],
+            [bool(row.rows) for row in rows],
         )
         local_spec = shard_keys.local_spec_of_keys(
             spec_of_keys, [False] * len(rows)
         )
-        first_rows = [one.rows.start for one in rows]
+        first_rows = [row.rows.start for row in rows]
         self.shard_keys = shard_keys.ShardKeys(
             spec_of_keys, spec, local_variables, first_rows
         )
@@ -283,9 +283,9 @@ class DividedEngine:
     ) -> tf.Tensor:
         """Stores the gradients of this replica and of other processes."""
         lookup.gradients[:] = [
-            one
-            for one in lookup.gradients
-            if all(map(steps.is_accessible, one))
+            gradient
+            for gradient in lookup.gradients
+            if all(map(steps.is_accessible, gradient))
         ]
         lookup.gradients.append(gradients)
         # The engine of a process knows only the gradients for its rows. Each
@@ -293,7 +293,9 @@ class DividedEngine:
         with tf.device(embedding_tables.HOST):
             coordinates = ops.gradient_coordinates(
                 plan=lookup.step.plan,
-                gradients=[one for each in lookup.gradients for one in each],
+                gradients=[
+                    tensor for each in lookup.gradients for tensor in each
+                ],
                 num_gradients=len(lookup.gradients),
             )
         received = self._exchange.send_gradients(
@@ -322,7 +324,8 @@ class DividedEngine:
         size = int(marks.shape.num_elements())
         vectors = [
             step_exchange.split_vector(
-                gathered[other, size:], [one.shape for one in hyperparameters]
+                gathered[other, size:],
+                [hyperparameter.shape for hyperparameter in hyperparameters],
             )
             for other in range(self._group.size)
         ]
@@ -377,16 +380,16 @@ def _local_spec(
         spec,
         tables=tuple(
             dataclasses.replace(
-                one,
+                table,
                 num_rows=int(
-                    local_variables[one.name][
+                    local_variables[table.name][
                         embedding_tables.PARAMETERS
                     ].shape[0]
                 ),
                 combiner="sum",
                 quantization=None,
             )
-            for one in spec.tables
+            for table in spec.tables
         ),
         features=features,
     )
@@ -485,8 +488,12 @@ class DividedBackend(HostBackend):
         """
         self._replicas.require_current("gradient")
         samples = []
-        for one in features:
-            ids = tf.zeros([0], tf.int64) if one is None else one.ids
+        for feature_ids in features:
+            ids = (
+                tf.zeros([0], tf.int64)
+                if feature_ids is None
+                else feature_ids.ids
+            )
             num_ids = tf.size(ids, tf.int64)
             samples.append(
                 embedding_inputs.FeatureIds(
@@ -494,7 +501,9 @@ class DividedBackend(HostBackend):
                     tf.range(num_ids + 1),
                     num_ids,
                     tf.zeros([0]),
-                    kind=key_tensors.INTEGERS if one is None else one.kind,
+                    kind=key_tensors.INTEGERS
+                    if feature_ids is None
+                    else feature_ids.kind,
                 )
             )
         return self.engine.look_up_only(samples)
@@ -507,22 +516,22 @@ class DividedBackend(HostBackend):
         group = self._together(call)
         assert group is not None
         self._check_equal_eviction(group, call, keys, expired)
-        own: list[np.ndarray[Any, Any]] = []
+        own_keys: list[np.ndarray[Any, Any]] = []
         error = None
         try:
-            own = engine.evict_own(table, keys, expired=expired)
+            own_keys = engine.evict_own(table, keys, expired=expired)
         except Exception as caught:
             error = caught
         failures = group.gather_texts(processes.describe_error(error))
-        found: list[np.ndarray[Any, Any]] = []
+        gathered: list[np.ndarray[Any, Any]] = []
         if not any(failures):
-            found = [
-                np.concatenate(group.gather_int64(own[0])),
-                *(group.gather_rows(one) for one in own[1:]),
+            gathered = [
+                np.concatenate(group.gather_int64(own_keys[0])),
+                *(group.gather_rows(values) for values in own_keys[1:]),
             ]
-            if found[1:] and group.is_first:
+            if gathered[1:] and group.is_first:
                 try:
-                    engine.shard_keys.report_eviction(table, found)
+                    engine.shard_keys.report_eviction(table, gathered)
                 except Exception as caught:
                     error = caught
             reported = group.gather_texts(processes.describe_error(error))
@@ -532,7 +541,7 @@ class DividedBackend(HostBackend):
         elif error is None:
             engine.undo_eviction(table, max(failures))
         processes.raise_errors(call, error, failures)
-        evicted = found[0]
+        evicted = gathered[0]
         if not expired:
             # The result contains each evicted key once, in the order of `keys`.
             asked = keys.numpy().ravel()

@@ -80,8 +80,8 @@ class KeyExchange:
         self._own = own_keys
         self._numbers = [
             number
-            for number, one in enumerate(spec.tables)
-            if one.vocabulary is not None
+            for number, table in enumerate(spec.tables)
+            if table.vocabulary is not None
         ]
         self._known_kinds = [
             variables[spec.tables[open_specs.owner_of(spec, number)].name][
@@ -96,25 +96,27 @@ class KeyExchange:
             **plan_attrs,
             "open_tables": self._numbers,
             "has_unknown_row": [
-                one.oov_embedding == "trainable" for one in settings
+                setting.oov_embedding == "trainable" for setting in settings
             ],
         }
         # If no row is free for a key in one process, the other processes undo
         # the step.
-        self._keeps_change = any(one.on_full == "error" for one in settings)
+        self._keeps_change = any(
+            setting.on_full == "error" for setting in settings
+        )
         self._reporting = [
             number
-            for number, one in zip(self._numbers, settings)
-            if one.on_evict is not None
+            for number, setting in zip(self._numbers, settings)
+            if setting.on_evict is not None
         ]
         tables = [
-            one.table
-            for one in spec.features
-            if spec.table_of(one).vocabulary is not None
+            feature.table
+            for feature in spec.features
+            if spec.table_of(feature).vocabulary is not None
         ]
         self._request_tables = [
-            self._own.numbers.index(one) if one in self._own.numbers else -1
-            for one in tables
+            self._own.numbers.index(table) if table in self._own.numbers else -1
+            for table in tables
         ]
         # For each table, its first feature in a request. An index after the
         # last feature represents no feature.
@@ -218,8 +220,11 @@ class KeyExchange:
                                     tf.strings.length(requested.error) > 0,
                                     tf.int64,
                                 ),
-                                *(tf.cast(one, tf.int64) for one in kinds),
-                                *(one.local(KIND) for one in self._known_kinds),
+                                *(tf.cast(kind, tf.int64) for kind in kinds),
+                                *(
+                                    known_kind.local(KIND)
+                                    for known_kind in self._known_kinds
+                                ),
                             ]
                         ),
                         tf.reshape(requested.sizes, [-1]),
@@ -260,7 +265,7 @@ class KeyExchange:
         checks: list[tf.Operation] = []
         for place, number in enumerate(self._numbers):
             names = [
-                key_tensors.KINDS[one] for one in sorted(key_tensors.KINDS)
+                key_tensors.KINDS[kind] for kind in sorted(key_tensors.KINDS)
             ]
             checks += assertions.require(
                 is_same[place],
@@ -284,14 +289,18 @@ class KeyExchange:
           the shards of this process; the error, or an empty string; and the
           vocabulary steps, as in `KeyPlan`.
         """
-        steps = [list(requests)] if in_one_step else [[one] for one in requests]
+        steps = (
+            [list(requests)]
+            if in_one_step
+            else [[request] for request in requests]
+        )
         rows: list[tf.Tensor] = []
         errors: list[tf.Tensor] = []
         vocabulary_steps: list[tf.Tensor] = []
         kinds = tf.gather(
             kinds,
             tf.constant(
-                [self._numbers.index(one) for one in self._own.numbers],
+                [self._numbers.index(number) for number in self._own.numbers],
                 tf.int32,
             ),
         )
@@ -308,7 +317,7 @@ class KeyExchange:
                     keeps_change=self._keeps_change,
                     num_earlier=step,
                 )
-                rows += [tf.ensure_shape(one, [None]) for one in admitted.rows]
+                rows += [tf.ensure_shape(row, [None]) for row in admitted.rows]
                 errors.append(tf.ensure_shape(admitted.error, []))
                 evicted = list(admitted.evicted)
                 numbers = admitted.steps
@@ -353,17 +362,19 @@ class KeyExchange:
         )
         largest = tf.reduce_max(sizes)
         gathered = []
-        for one in values:
+        for value in values:
             # Collectives do not support 16-bit values. The conversion to
             # float32 and back is exact.
-            sent = one if one.dtype == tf.int64 else tf.cast(one, tf.float32)
+            sent = (
+                value if value.dtype == tf.int64 else tf.cast(value, tf.float32)
+            )
             padding = [[0, largest + 1 - tf.shape(sent, tf.int64)[0]]]
             padding += [[0, 0]] * (sent.shape.rank - 1)
             # All processes send at least one row, because TensorFlow's op ends
             # the process if all tensors are empty.
             rows = group.all_gather(tf.pad(sent, padding))
             is_key = tf.reshape(tf.sequence_mask(sizes, largest + 1), [-1])
-            gathered.append(tf.cast(tf.boolean_mask(rows, is_key), one.dtype))
+            gathered.append(tf.cast(tf.boolean_mask(rows, is_key), value.dtype))
         if group.rank == 0:
             return self._own.report(table, gathered)
         # The control dependency makes the collectives run.

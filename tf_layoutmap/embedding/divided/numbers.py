@@ -76,9 +76,9 @@ class DividedNumbers(tf_private.Trackable):
             )
         if self.replaced:
             raise RuntimeError(replaced_message(self.name))
-        found = self._transfer.all_gather(self.block[tf.newaxis]).numpy()
-        values = found.sum(0)
-        values[[STEP, KIND]] = found[:, [STEP, KIND]].max(0)
+        numbers = self._transfer.all_gather(self.block[tf.newaxis]).numpy()
+        values = numbers.sum(0)
+        values[[STEP, KIND]] = numbers[:, [STEP, KIND]].max(0)
         return values
 
     def empty_array(self) -> Array:
@@ -93,8 +93,9 @@ class DividedNumbers(tf_private.Trackable):
         """Returns one number; see `numpy`. Replicas can call the method."""
         if tf.executing_eagerly() or not self._transfer.is_in_replica():
             return tf.constant(self.numpy()[index])
-        own = self._transfer.of_processes(self.block[index])
-        return (tf.reduce_max if index in (STEP, KIND) else tf.reduce_sum)(own)
+        values = self._transfer.of_processes(self.block[index])
+        reduce = tf.reduce_max if index in (STEP, KIND) else tf.reduce_sum
+        return reduce(values)
 
     def assign(self, values: Any) -> tf.Operation:
         """Assigns the total numbers, in all processes.

@@ -87,7 +87,7 @@ def register_table(table: GatherableTable, key: str) -> bool:
 
 def gather_rows(table: GatherableTable) -> tf.Tensor | None:
     """Returns all rows in the first process, and None in other processes."""
-    blocks = sorted(table.gather(), key=lambda one: one[0])
+    blocks = sorted(table.gather(), key=lambda rule: rule[0])
     return tf.concat([rows for _, rows in blocks], 0) if blocks else None
 
 

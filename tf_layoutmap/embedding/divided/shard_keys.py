@@ -36,8 +36,8 @@ def local_spec_of_keys(
     return dataclasses.replace(
         spec,
         tables=tuple(
-            one if has else dataclasses.replace(one, vocabulary=None)
-            for one, has in zip(spec.tables, has_shard)
+            table if has else dataclasses.replace(table, vocabulary=None)
+            for table, has in zip(spec.tables, has_shard)
         ),
     )
 
@@ -72,8 +72,10 @@ class ShardKeys(open_tables.OpenTables):
     def vocabulary_buckets(self) -> list[int]:
         """Returns the number of buckets of each full vocabulary, or 0."""
         return [
-            0 if one.vocabulary is None else one.vocabulary.settings.num_buckets
-            for one in self._spec.tables
+            0
+            if table.vocabulary is None
+            else table.vocabulary.settings.num_buckets
+            for table in self._spec.tables
         ]
 
     def admit_requests(
@@ -143,8 +145,8 @@ class ShardKeys(open_tables.OpenTables):
             size = 1 + len(self._dtypes[number])
             if number == table and values:
                 return [
-                    tf.ensure_shape(one, [None, *like.shape[1:]])
-                    for one, like in zip(values[first : first + size], none)
+                    tf.ensure_shape(value, [None, *like.shape[1:]])
+                    for value, like in zip(values[first : first + size], none)
                 ]
             first += size
         return none
@@ -159,7 +161,7 @@ class ShardKeys(open_tables.OpenTables):
 
         def call(*tensors: tf.Tensor) -> str:
             try:
-                self._reporters[table](*(one.numpy() for one in tensors))
+                self._reporters[table](*(tensor.numpy() for tensor in tensors))
             except BaseException as error:
                 return (
                     f"`on_evict` raised {type(error).__name__}: {error}. The "
@@ -209,8 +211,10 @@ class ShardKeys(open_tables.OpenTables):
         """
         if table in self._numbers:
             with tf.device(engine.device):
-                found = self._run_eviction(engine, table, keys, expired=expired)
-            values = [found.evicted, *found.values]
+                eviction = self._run_eviction(
+                    engine, table, keys, expired=expired
+                )
+            values = [eviction.evicted, *eviction.values]
         else:
             sharing = open_specs.sharing(self._global, table)
             values = [tf.zeros([0], tf.int64)]
@@ -219,7 +223,9 @@ class ShardKeys(open_tables.OpenTables):
         has_reporter = (
             self._global.tables[table].vocabulary.settings.on_evict is not None
         )
-        return [one.numpy() for one in (values if has_reporter else values[:1])]
+        return [
+            value.numpy() for value in (values if has_reporter else values[:1])
+        ]
 
     def report_eviction(self, table: int, arrays: Sequence[Array]) -> None:
         """Calls `on_evict` for the result of `evict_own`, of all processes."""

@@ -144,8 +144,8 @@ class Exact:
     def features(self) -> tuple[config.FeatureSpec, ...]:
         """Returns all features, with their sequence lengths set to 0."""
         return tuple(
-            dataclasses.replace(one, max_sequence_length=0)
-            for one in self._spec.features
+            dataclasses.replace(feature, max_sequence_length=0)
+            for feature in self._spec.features
         )
 
     def read(
@@ -159,8 +159,8 @@ class Exact:
             words=contributions, num_features=len(self._spec.features)
         )
         return [
-            embedding_inputs.FeatureIds(*one)
-            for one in zip(
+            embedding_inputs.FeatureIds(*arguments)
+            for arguments in zip(
                 batch.ids,
                 batch.splits,
                 tf.unstack(batch.num_samples),
@@ -226,15 +226,15 @@ class Folded:
         # on their values. `StepExchange` sends the hyperparameters of the
         # update separately.
         self._hyperparameters = [
-            [1.0, *one.optimizer.constants] if one.optimizer else []
-            for one in spec.tables
+            [1.0, *table.optimizer.constants] if table.optimizer else []
+            for table in spec.tables
         ]
 
     def features(self) -> tuple[config.FeatureSpec, ...]:
         """Returns one feature for each table."""
         return tuple(
-            config.FeatureSpec(one.name, number, 0)
-            for number, one in enumerate(self._spec.tables)
+            config.FeatureSpec(table.name, number, 0)
+            for number, table in enumerate(self._spec.tables)
         )
 
     def read(
@@ -244,7 +244,7 @@ class Folded:
     ) -> tuple[list[embedding_inputs.FeatureIds], tf.Tensor]:
         """Converts the unique rows of a request to inputs; see `Order`."""
         del contributions
-        has_rows = [self._rank < one for one in self._num_shards]
+        has_rows = [self._rank < count for count in self._num_shards]
         count = sum(has_rows)
         sizes = tf.cast(request[:count], tf.int64)
         rows = iter(
@@ -278,7 +278,8 @@ class Folded:
             plan=step.plan,
             gradients=list(gradients),
             hyperparameters=[
-                tf.constant(one, tf.float32) for one in self._hyperparameters
+                tf.constant(hyperparameter, tf.float32)
+                for hyperparameter in self._hyperparameters
             ],
             token=tf.constant([0, -1, 0], tf.int64),
             next=[],
@@ -289,7 +290,10 @@ class Folded:
             fetched
             - _FETCHED_HEADER
             + tf.constant(
-                [self._num_constants(one) for one in range(self._num_owners)],
+                [
+                    self._num_constants(owner)
+                    for owner in range(self._num_owners)
+                ],
                 tf.int64,
             )
         )
@@ -299,7 +303,7 @@ class Folded:
         # request.
         return [
             _floats(
-                one,
+                message,
                 4
                 * (
                     _APPLY_HEADER
@@ -308,7 +312,7 @@ class Folded:
                 ),
                 sizes[self._rank, owner],
             )
-            for owner, one in enumerate(messages)
+            for owner, message in enumerate(messages)
         ], sizes
 
     def num_skipped(self) -> int:
@@ -381,13 +385,13 @@ class StepExchange:
         self._spec = spec
         self._local_spec = local_spec
         self._tables: list[DividedTable] = [
-            variables[one.name][embedding_tables.PARAMETERS]
-            for one in spec.tables
+            variables[table.name][embedding_tables.PARAMETERS]
+            for table in spec.tables
         ]
         self._group = group
         self._order = order
-        partitions = [one.row_partition for one in self._tables]
-        num_shards = [one.num_shards for one in partitions]
+        partitions = [table.row_partition for table in self._tables]
+        num_shards = [partition.num_shards for partition in partitions]
         self._plan_attrs = {
             **engine.config_attrs(
                 spec,
@@ -395,12 +399,16 @@ class StepExchange:
                 out_of_range=out_of_range,
                 rounding_seed=rounding_seed,
             ),
-            "table_placements": [one.placement for one in partitions],
+            "table_placements": [
+                partition.placement for partition in partitions
+            ],
             "table_num_shards": num_shards,
-            "table_offsets": [row for one in partitions for row in one.offsets],
+            "table_offsets": [
+                row for partition in partitions for row in partition.offsets
+            ],
             "num_owners": group.size,
             "shard_owners": [
-                shard for one in num_shards for shard in range(one)
+                shard for num_shard in num_shards for shard in range(num_shard)
             ],
         }
         self._keys = None if make_keys is None else make_keys(self._plan_attrs)
@@ -468,8 +476,8 @@ class StepExchange:
             of_training = tf.unstack(heads[:, 0] > 0)
         words = group.exchange(
             [
-                tf.concat(one, 0)
-                for one in zip(
+                tf.concat(parts, 0)
+                for parts in zip(
                     exchange_plan.requests, exchange_plan.contributions
                 )
             ],
@@ -516,9 +524,9 @@ class StepExchange:
     def fetch(self, step: Step) -> list[tf.Tensor]:
         """Fetches the rows of a batch, and returns the activations."""
         with_rows = [
-            one
-            for one in zip(self._local_spec.tables, self._tables)
-            if one[1].rows
+            pair
+            for pair in zip(self._local_spec.tables, self._tables)
+            if pair[1].rows
         ]
         specs = [spec for spec, _ in with_rows]
         shards = [table.block.handle for _, table in with_rows]
@@ -533,9 +541,9 @@ class StepExchange:
                             request=ops.write_request(
                                 words=request, num_shards=len(specs)
                             ),
-                            tables=[one.name for one in specs],
-                            dims=[one.dim for one in specs],
-                            dtypes=[tf.as_dtype(one.dtype) for one in specs],
+                            tables=[spec.name for spec in specs],
+                            dims=[spec.dim for spec in specs],
+                            dtypes=[tf.as_dtype(spec.dtype) for spec in specs],
                         )
                     )
                     if specs
@@ -550,7 +558,7 @@ class StepExchange:
         with tf.device(embedding_tables.HOST):
             return ops.combine_rows(
                 plan=step.plan,
-                fetched=[exchanged_bytes(one) for one in received],
+                fetched=[exchanged_bytes(part) for part in received],
                 **engine.activation_attrs(self._spec),
             )
 
@@ -576,30 +584,30 @@ class StepExchange:
         with tf.device(embedding_tables.HOST):
             values, sizes = self._order.values(step, gradients)
         head = tf.concat([tf.zeros([0]), *hyperparameters], 0)
-        shapes = [one.shape for one in hyperparameters]
-        num_head = sum(int(one.num_elements()) for one in shapes)
+        shapes = [hyperparameter.shape for hyperparameter in hyperparameters]
+        num_head = sum(int(shape.num_elements()) for shape in shapes)
         received = self._group.exchange(
-            [tf.concat([head, one], 0) for one in values], sizes + num_head
+            [tf.concat([head, value], 0) for value in values], sizes + num_head
         )
         first = num_head + self._order.num_skipped()
         spec = self._local_spec
-        dims = [spec.table_of(one).dim for one in spec.features]
+        dims = [spec.table_of(feature).dim for feature in spec.features]
         return [
             (
                 [
                     tf.reshape(rows, [-1, dim])
                     for rows, dim in zip(
                         tf.split(
-                            one[first:],
+                            values[first:],
                             num_samples * tf.constant(dims, tf.int64),
                             num=len(dims),
                         ),
                         dims,
                     )
                 ],
-                split_vector(one[:num_head], shapes),
+                split_vector(values[:num_head], shapes),
             )
-            for one, num_samples in zip(received, step.num_samples)
+            for values, num_samples in zip(received, step.num_samples)
         ]
 
 
@@ -614,7 +622,9 @@ def split_vector(values: tf.Tensor, shapes: Sequence[Any]) -> list[tf.Tensor]:
         [
             tf.ensure_shape(part, shape)
             for part, shape in zip(
-                tf.split(values, [int(one.num_elements()) for one in shapes]),
+                tf.split(
+                    values, [int(shape.num_elements()) for shape in shapes]
+                ),
                 shapes,
             )
         ]

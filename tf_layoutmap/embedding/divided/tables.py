@@ -425,10 +425,11 @@ class ProcessStore(table_store.TableStore):
 
     def collect(self, results: Sequence[Any]) -> list[Any]:
         """Sends the result of each part to all processes; see `TableStore`."""
-        own = (
-            results[self.group.rank] if self.group.rank < len(results) else None
+        rank = self.group.rank
+        result = results[rank] if rank < len(results) else None
+        messages = self.group.gather_bytes(
+            b"" if result is None else _encode(result)
         )
-        messages = self.group.gather_bytes(b"" if own is None else _encode(own))
         return [_decode(message) for message in messages[: len(results)]]
 
     def send(self, part: Part, result: Any) -> Any:
@@ -502,9 +503,9 @@ class ProcessStore(table_store.TableStore):
     def rows_by_process(self, table: int) -> list[range]:
         """Returns the rows that each process holds; see `TableStore`."""
         rows = self.variables[self.spec.tables[table].name][tables.PARAMETERS]
-        own = [part for part, _, _ in self._places(rows)]
+        ranges = [part for part, _, _ in self._places(rows)]
         end = rows.row_partition.num_rows
-        return own + [range(end, end)] * (self.group.size - len(own))
+        return ranges + [range(end, end)] * (self.group.size - len(ranges))
 
     @property
     def _rank(self) -> int:

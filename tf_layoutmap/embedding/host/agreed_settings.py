@@ -40,8 +40,10 @@ def describe_settings(
         (f"argument `{name}`", _text(value))
         for name, value in arguments.items()
     ]
-    settings.append(("tables", _text([one.name for one in spec.tables])))
-    settings.append(("features", _text([one.name for one in spec.features])))
+    settings.append(("tables", _text([table.name for table in spec.tables])))
+    settings.append(
+        ("features", _text([feature.name for feature in spec.features]))
+    )
     for table in spec.tables:
         settings += _fields(f"of table {table.name!r}", table)
         if arguments["over_processes"] == "sharded":
@@ -81,7 +83,7 @@ def check_agreed_settings(
         this error.
     """
     texts = processes.of_strategy(strategy).gather_texts(json.dumps(settings))
-    first, *others = [dict(json.loads(one)) for one in texts]
+    first, *others = [dict(json.loads(text)) for text in texts]
     for number, other in enumerate(others, start=1):
         for name in (*first, *other):
             if first.get(name) != other.get(name):
@@ -95,14 +97,14 @@ def check_agreed_settings(
 
 def _fields(where: str, value: Any) -> list[tuple[str, str]]:
     settings = []
-    for one in dataclasses.fields(value):
-        field = getattr(value, one.name)
-        if one.name in _PER_PROCESS_FIELDS:
+    for definition in dataclasses.fields(value):
+        field = getattr(value, definition.name)
+        if definition.name in _PER_PROCESS_FIELDS:
             continue
         if dataclasses.is_dataclass(field):
-            settings += _fields(f"of the {one.name} {where}", field)
+            settings += _fields(f"of the {definition.name} {where}", field)
         else:
-            settings.append((f"`{one.name}` {where}", _text(field)))
+            settings.append((f"`{definition.name}` {where}", _text(field)))
     return settings
 
 
@@ -119,7 +121,7 @@ def _initializer(value: Any) -> str:
 def _text(value: Any) -> str:
     """Returns a string for a value that is equal in all processes."""
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_text(one) for one in value)}]"
+        return f"[{', '.join(_text(item) for item in value)}]"
     if callable(value):
         return "a function"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))

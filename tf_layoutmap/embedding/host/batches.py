@@ -151,6 +151,6 @@ class BatchReader:
             self._shapes.has_keys(),
         )
         return [
-            self._shapes.read_input(index, *one)
-            for index, one in enumerate(zip(ids, factors))
+            self._shapes.read_input(index, *arguments)
+            for index, arguments in enumerate(zip(ids, factors))
         ]

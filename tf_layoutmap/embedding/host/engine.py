@@ -50,30 +50,30 @@ def config_attrs(
             "div"
             if table.vocabulary is None
             else RowPartition.from_sizes(
-                [known_size(one) for one in shards]
+                [known_size(shard) for shard in shards]
             ).placement
         )
     return {
-        "table_names": [one.title or one.name for one in spec.tables],
-        "table_num_rows": [one.num_rows for one in spec.tables],
-        "table_dims": [one.dim for one in spec.tables],
+        "table_names": [table.title or table.name for table in spec.tables],
+        "table_num_rows": [table.num_rows for table in spec.tables],
+        "table_dims": [table.dim for table in spec.tables],
         "table_num_shards": counts,
         "table_placements": placements,
         "table_offsets": offsets,
         "table_optimizers": [
-            one.optimizer.name if one.optimizer else "none"
-            for one in spec.tables
+            table.optimizer.name if table.optimizer else "none"
+            for table in spec.tables
         ],
-        "feature_names": [one.name for one in spec.features],
-        "feature_tables": [one.table for one in spec.features],
+        "feature_names": [feature.name for feature in spec.features],
+        "feature_tables": [feature.table for feature in spec.features],
         "feature_combiners": [
-            spec.table_of(one).combiner for one in spec.features
+            spec.table_of(feature).combiner for feature in spec.features
         ],
         "feature_max_sequence_lengths": [
-            one.max_sequence_length for one in spec.features
+            feature.max_sequence_length for feature in spec.features
         ],
         "out_of_range": out_of_range,
-        "table_dtypes": [tf.as_dtype(one.dtype) for one in spec.tables],
+        "table_dtypes": [tf.as_dtype(table.dtype) for table in spec.tables],
         "rounding_seed": rounding_seed,
         **_quantization(spec.tables),
     }
@@ -84,8 +84,10 @@ def activation_attrs(spec: config.EmbeddingSpec) -> dict[str, Any]:
     features = spec.features
     return {
         "num_features": len(features),
-        "dims": [spec.table_of(one).dim for one in features],
-        "max_sequence_lengths": [one.max_sequence_length for one in features],
+        "dims": [spec.table_of(feature).dim for feature in features],
+        "max_sequence_lengths": [
+            feature.max_sequence_length for feature in features
+        ],
     }
 
 
@@ -108,14 +110,14 @@ def batch_inputs(
         embedding_inputs.unify_id_types(features)
     return {
         "ids": [
-            tf.cast(one.ids, tf.int64) if of_keys else one.ids
-            for one in features
+            tf.cast(feature.ids, tf.int64) if of_keys else feature.ids
+            for feature in features
         ],
-        "splits": [tf.cast(one.splits, tf.int64) for one in features],
+        "splits": [tf.cast(feature.splits, tf.int64) for feature in features],
         "num_samples": tf.stack(
-            [tf.cast(one.num_samples, tf.int64) for one in features]
+            [tf.cast(feature.num_samples, tf.int64) for feature in features]
         ),
-        "weights": [one.weights for one in features],
+        "weights": [feature.weights for feature in features],
     }
 
 
@@ -128,16 +130,18 @@ def _offsets(shards: Sequence[tf.Variable]) -> list[int]:
 
 def _quantization(specs: Sequence[config.TableSpec]) -> dict[str, list]:
     """Returns the quantization attributes; 0 buckets mean no quantization."""
-    if all(one.quantization is None for one in specs):
+    if all(spec.quantization is None for spec in specs):
         return {}
     settings = [
-        one.quantization or config.QuantizationSpec(0.0, 0.0, 0)
-        for one in specs
+        spec.quantization or config.QuantizationSpec(0.0, 0.0, 0)
+        for spec in specs
     ]
     return {
-        "table_num_buckets": [one.num_buckets for one in settings],
+        "table_num_buckets": [setting.num_buckets for setting in settings],
         "table_limits": [
-            limit for one in settings for limit in (one.lower, one.upper)
+            limit
+            for setting in settings
+            for limit in (setting.lower, setting.upper)
         ],
     }
 
@@ -319,7 +323,7 @@ class HostEngine:
           training: Whether the step trains.
           steps: For each replica, a list with the inputs of its features.
         """
-        inputs = [one for features in steps for one in features]
+        inputs = [feature for features in steps for feature in features]
         with tf.device(self._handle.device):
             evicted = ops.enqueue_keys(
                 engine=self._handle,

@@ -70,8 +70,8 @@ class WriteRecord:
 
     def add(self, table: int, written: key_rows.RowsToWrite):
         """Adds the keys and rows of a write."""
-        found = zlib.crc32(repr((int(self.value()), table)).encode())
-        self._fingerprint.assign(fingerprint(written, found))
+        checksum = zlib.crc32(repr((int(self.value()), table)).encode())
+        self._fingerprint.assign(fingerprint(written, checksum))
 
     def value(self) -> tf.Tensor:
         """Returns the fingerprint as a tensor."""
@@ -85,7 +85,7 @@ def fingerprint(written: key_rows.RowsToWrite, first: int = 0) -> int:
       written: The keys and rows.
       first: Checksum of preceding values.
     """
-    found = zlib.crc32(repr((written.kind, written.step)).encode(), first)
+    checksum = zlib.crc32(repr((written.kind, written.step)).encode(), first)
     for values in (
         written.keys,
         written.rows,
@@ -93,9 +93,9 @@ def fingerprint(written: key_rows.RowsToWrite, first: int = 0) -> int:
         written.last_steps,
         written.counts,
     ):
-        found = zlib.crc32(repr(values.shape).encode(), found)
-        found = zlib.crc32(values.tobytes(), found)
-    return found
+        checksum = zlib.crc32(repr(values.shape).encode(), checksum)
+        checksum = zlib.crc32(values.tobytes(), checksum)
+    return checksum
 
 
 # Number of values that describe the input of one feature in a message. The
@@ -135,14 +135,14 @@ def gather_inputs(
       and the fingerprint of the written rows of each replica.
     """
     sizes = [tf.cast(training, tf.int64), restores, writes]
-    for one in features:
+    for feature in features:
         sizes += [
-            tf.constant(_form(one), tf.int64),
-            tf.cast(one.kind, tf.int64),
-            _size(one.ids),
-            _size(one.splits),
-            _size(one.weights),
-            tf.cast(one.num_samples, tf.int64),
+            tf.constant(_form(feature), tf.int64),
+            tf.cast(feature.kind, tf.int64),
+            _size(feature.ids),
+            _size(feature.splits),
+            _size(feature.weights),
+            tf.cast(feature.num_samples, tf.int64),
         ]
     sizes = tf.ensure_shape(
         all_gather(tf.stack(sizes)[tf.newaxis]),
@@ -150,32 +150,32 @@ def gather_inputs(
     )
     integers = [
         tf.reshape(tf.cast(values, tf.int64), [-1])
-        for one in features
-        for values in (one.ids, one.splits)
+        for feature in features
+        for values in (feature.ids, feature.splits)
     ]
     integers = _gathered(all_gather, integers)
     # All processes run the same program. Therefore either all processes have
     # weights for a feature, or no process has weights.
-    has_weights = any(one.weights.shape[0] != 0 for one in features)
+    has_weights = any(feature.weights.shape[0] != 0 for feature in features)
     weights = (
-        _gathered(all_gather, [one.weights for one in features])
+        _gathered(all_gather, [feature.weights for feature in features])
         if has_weights
         else _Reader(tf.zeros([0]))
     )
     gathered = []
     for replica in range(num_replicas):
         inputs = []
-        for index, one in enumerate(features):
+        for index, feature in enumerate(features):
             first = 3 + _NUM_SIZES * index
             (form, kind, num_ids, num_splits, num_weights, num_samples) = (
                 tf.unstack(sizes[replica, first : first + _NUM_SIZES])
             )
             # A packed batch without samples has the kind 0.
-            local_kind = tf.cast(one.kind, tf.int64)
+            local_kind = tf.cast(feature.kind, tf.int64)
             checks = [
                 tf.debugging.assert_equal(
                     form,
-                    tf.constant(_form(one), tf.int64),
+                    tf.constant(_form(feature), tf.int64),
                     f"Feature {index} must be dense in all processes, sparse "
                     "in all or ragged in all.",
                 ),
@@ -192,9 +192,9 @@ def gather_inputs(
             ):
                 ids = integers.take(num_ids)
             splits = integers.take(num_splits)
-            if _form(one) == 2:
+            if _form(feature) == 2:
                 splits = tf.reshape(splits, [-1, 2])
-            elif _form(one) == 0:
+            elif _form(feature) == 0:
                 splits = tf.zeros([0], tf.int64)
             inputs.append(
                 embedding_inputs.FeatureIds(
@@ -204,8 +204,8 @@ def gather_inputs(
                     weights.take(num_weights),
                     kind=(
                         tf.cast(kind, tf.int32)
-                        if tf.is_tensor(one.kind)
-                        else one.kind
+                        if tf.is_tensor(feature.kind)
+                        else feature.kind
                     ),
                 )
             )
@@ -227,29 +227,35 @@ def gather_gradients(
       A list with a tuple `(gradients, hyperparameters)` for each replica.
     """
     rows = all_gather(
-        tf.stack([tf.shape(one, tf.int64)[0] for one in gradients])[tf.newaxis]
+        tf.stack([tf.shape(gradient, tf.int64)[0] for gradient in gradients])[
+            tf.newaxis
+        ]
     )
     values = _gathered(
         all_gather,
-        [tf.reshape(one, [-1]) for one in [*gradients, *hyperparameters]],
+        [tf.reshape(tensor, [-1]) for tensor in [*gradients, *hyperparameters]],
     )
     gathered = []
     for replica in range(num_replicas):
         gradients_of_replica = [
             tf.reshape(
                 values.take(
-                    rows[replica, index] * int(one.shape[1:].num_elements())
+                    rows[replica, index]
+                    * int(gradient.shape[1:].num_elements())
                 ),
-                [-1, *one.shape[1:]],
+                [-1, *gradient.shape[1:]],
             )
-            for index, one in enumerate(gradients)
+            for index, gradient in enumerate(gradients)
         ]
         gathered.append(
             (
                 gradients_of_replica,
                 [
-                    tf.ensure_shape(values.take(known_size(one)), one.shape)
-                    for one in hyperparameters
+                    tf.ensure_shape(
+                        values.take(known_size(hyperparameter)),
+                        hyperparameter.shape,
+                    )
+                    for hyperparameter in hyperparameters
                 ],
             )
         )
@@ -342,8 +348,8 @@ class WorkerEngine(HostEngine):
                 [
                     tensor
                     for _, inputs in gathered
-                    for one in inputs
-                    for tensor in (one.ids, one.weights)
+                    for feature_ids in inputs
+                    for tensor in (feature_ids.ids, feature_ids.weights)
                 ]
             ):
                 checks += process_checks.check_modes(modes, self._num_local)
@@ -352,7 +358,9 @@ class WorkerEngine(HostEngine):
             # replicas as one step.
             if replica % self._num_local == 0:
                 with tf.control_dependencies(checks):
-                    self.enqueue_keys(modes[0], [one for _, one in gathered])
+                    self.enqueue_keys(
+                        modes[0], [inputs for _, inputs in gathered]
+                    )
             return
         with tf.control_dependencies(checks):
             for other in self._replicas.handled_by(replica):
@@ -381,9 +389,9 @@ class WorkerEngine(HostEngine):
         self, table: int, written: key_rows.RowsToWrite
     ) -> tuple[Any, int]:
         """Writes the rows of keys, which all processes must write."""
-        found = super().write_rows(table, written)
+        written_rows = super().write_rows(table, written)
         self.writes.add(table, written)
-        return found
+        return written_rows
 
     def dequeue(self, replica: int) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""
@@ -446,8 +454,8 @@ class WorkerEngine(HostEngine):
             ]
         tokens = {
             other: token
-            for one in opened
-            for other, token in one.tokens.items()
+            for opened_table in opened
+            for other, token in opened_table.tokens.items()
         }
         return OpenLookup(opened[0].engine, tokens)
 

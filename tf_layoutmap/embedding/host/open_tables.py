@@ -91,7 +91,7 @@ class OpenTables:
             }
         settings = [table.vocabulary.settings for _, table in open_tables]
         values = [table.vocabulary.first_values for _, table in open_tables]
-        policies = [one.policy() for one in settings]
+        policies = [setting.policy() for setting in settings]
         self._attrs = {
             "open_tables": self._numbers,
             "vocabulary_of": [
@@ -99,16 +99,18 @@ class OpenTables:
                 for number in self._numbers
             ],
             "has_unknown_row": [
-                one.oov_embedding == "trainable" for one in settings
+                setting.oov_embedding == "trainable" for setting in settings
             ],
-            "admissions": [one["admission"] for one in policies],
-            "evictions": [one["evict"] for one in policies],
+            "admissions": [policy["admission"] for policy in policies],
+            "evictions": [policy["evict"] for policy in policies],
             "policies": [
-                number for one in policies for number in one["policy"]
+                number for policy in policies for number in policy["policy"]
             ],
-            "first_values": [one.kind for one in values],
-            "first_limits": [limit for one in values for limit in one.limits],
-            "first_seeds": [one.seed for one in values],
+            "first_values": [value.kind for value in values],
+            "first_limits": [
+                limit for value in values for limit in value.limits
+            ],
+            "first_seeds": [value.seed for value in values],
             "slot_values": slot_values,
         }
         self._dtypes = {
@@ -251,7 +253,7 @@ class OpenTables:
 
         def report_error(*tensors: tf.Tensor) -> str:
             try:
-                report(*(one.numpy() for one in tensors))
+                report(*(tensor.numpy() for tensor in tensors))
             except BaseException as error:
                 return f"{_failed(error)}. {outcome}.\n" + "".join(
                     traceback.format_exception(error)
@@ -375,9 +377,9 @@ class OpenTables:
         """Returns the shards and slot variables of several tables."""
         return {
             name: [
-                one
+                variable
                 for number in numbers
-                for one in self._of_table[number][name]
+                for variable in self._of_table[number][name]
             ]
             for name in ("shards", "slots")
         }
@@ -466,7 +468,7 @@ def write_keys(
     """
     settings, values = spec.vocabulary.settings, spec.vocabulary.first_values
     slots = spec.slots
-    found = ops.write_keys(
+    written_keys = ops.write_keys(
         engine=list(engines),
         server=list(servers),
         **{
@@ -491,28 +493,30 @@ def write_keys(
         initial_slots=[slot.initial_value for slot in slots],
         **_sharing_arguments(sharing),
     )
-    return found.rows.numpy(), int(found.num_new)
+    return written_keys.rows.numpy(), int(written_keys.num_new)
 
 
 def _sharing_arguments(
     sharing: Mapping[int, tuple[config.TableSpec, Sequence[tf.Variable]]],
 ) -> dict[str, Any]:
     """Returns the arguments of `WriteKeys` for the tables in `sharing`."""
-    values = [one.vocabulary.first_values for one, _ in sharing.values()]
+    values = [table.vocabulary.first_values for table, _ in sharing.values()]
     return {
         "sharing": list(sharing),
         "sharing_shards": [
-            one.handle for _, variables in sharing.values() for one in variables
+            variable.handle
+            for _, variables in sharing.values()
+            for variable in variables
         ],
-        "sharing_first_values": [one.kind for one in values],
+        "sharing_first_values": [value.kind for value in values],
         "sharing_first_limits": [
-            limit for one in values for limit in one.limits
+            limit for value in values for limit in value.limits
         ],
-        "sharing_first_seeds": [one.seed for one in values],
+        "sharing_first_seeds": [value.seed for value in values],
         "sharing_initial_slots": [
             slot.initial_value
-            for one, _ in sharing.values()
-            for slot in one.slots
+            for table, _ in sharing.values()
+            for slot in table.slots
         ],
     }
 
@@ -544,8 +548,8 @@ def kind_of_keys(
     features = spec.features
     sharing = open_specs.sharing(spec, table)
     named = [
-        (one.kind, features[number % len(features)].name)
-        for number, one in enumerate(inputs)
+        (feature_ids.kind, features[number % len(features)].name)
+        for number, feature_ids in enumerate(inputs)
         if features[number % len(features)].table in sharing
     ]
     if any(tf.is_tensor(kind) for kind, _ in named):

@@ -59,7 +59,7 @@ def check_ids(
                 ],
             )
         )
-    return [one for one in checks if one is not None]
+    return [check for check in checks if check is not None]
 
 
 def check_modes(

@@ -45,9 +45,9 @@ class SampleShapes:
         # feature, `build` or an input sets the sizes.
         self._inner: list[tuple[int, ...] | None] = [
             None
-            if one.output_shape is None
-            else cast("tuple[int, ...]", one.output_shape[1:])
-            for one in features
+            if feature.output_shape is None
+            else cast("tuple[int, ...]", feature.output_shape[1:])
+            for feature in features
         ]
 
     def fix(self) -> tuple[config.FeatureSpec, ...]:
@@ -88,7 +88,7 @@ class SampleShapes:
             declared.append(shape)
         if self._declared is not None:
             before, now = (
-                [_count(one) for one in shapes]
+                [_count(shape) for shape in shapes]
                 for shapes in (self._declared, declared)
             )
             if before != now:
@@ -169,7 +169,7 @@ class SampleShapes:
                     "first and the last dimension."
                 )
         elif len(inner) != len(known) or any(
-            one not in (None, other) for one, other in zip(inner, known)
+            size not in (None, other) for size, other in zip(inner, known)
         ):
             raise ValueError(
                 f"Input {name!r} must have samples of shape "
@@ -345,8 +345,8 @@ class StepShapes:
           activations: One tensor `[num_samples, ...]` per feature.
         """
         return [
-            self._shape_activations(index, one)
-            for index, one in enumerate(activations)
+            self._shape_activations(index, activation)
+            for index, activation in enumerate(activations)
         ]
 
     def _shape_activations(self, index: int, activations: tf.Tensor):
@@ -435,8 +435,10 @@ class StepShapes:
         many features would otherwise have several unused ops per feature.
         """
         sizes = [
-            one.shape[0] if one.shape[0] is not None else one
-            for one in activations
+            activation.shape[0]
+            if activation.shape[0] is not None
+            else activation
+            for activation in activations
         ]
         self._dequeued[replica] = (
             next(tf_private.graphs_around(), None),
@@ -474,4 +476,4 @@ def _is_reachable(graph) -> bool:
     """
     if graph is None:
         return tf.executing_eagerly()
-    return any(graph is one for one in tf_private.graphs_around())
+    return any(graph is other for other in tf_private.graphs_around())

@@ -80,14 +80,14 @@ def keep(
         return
     for name, store in stores.items():
         keys, strings = [], []
-        for index, one in enumerate(inputs):
+        for index, feature_ids in enumerate(inputs):
             if (
-                one.string_keys is not None
-                and one.strings is not None
+                feature_ids.string_keys is not None
+                and feature_ids.strings is not None
                 and _owner(spec, index) == name
             ):
-                keys.append(one.string_keys)
-                strings.append(one.strings)
+                keys.append(feature_ids.string_keys)
+                strings.append(feature_ids.strings)
         store.keep(keys, strings, training)
 
 
@@ -112,19 +112,19 @@ def check_inputs(
         the keys are integers.
     """
     sharing = open_tables.sharing(spec, table)
-    for index, one in enumerate(inputs):
+    for index, feature_ids in enumerate(inputs):
         feature = spec.features[index % len(spec.features)]
         if feature.table not in sharing:
             continue
         name = spec.tables[feature.table].name
-        if not isinstance(one.kind, int):
+        if not isinstance(feature_ids.kind, int):
             raise ValueError(
                 "The inputs of a table with `keep_strings=True` must contain "
                 "the strings. Received: only hashes, as in a packed batch, for "
                 f"{feature.name!r} (table {name!r}); pass the features without "
                 "tlm.pack."
             )
-        key_tensors.require_strings(one.kind, name)
+        key_tensors.require_strings(feature_ids.kind, name)
 
 
 def _owner(spec: config.EmbeddingSpec, index: int) -> str | None:

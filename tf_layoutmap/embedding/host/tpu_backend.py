@@ -97,9 +97,9 @@ class HostBackendOfTPU(HostBackend):
                 by_leaf.append(
                     [
                         tf.nest.pack_sequence_as(
-                            leaf, list(one), expand_composites=True
+                            leaf, list(tensors), expand_composites=True
                         )
-                        for one in on_host
+                        for tensors in on_host
                     ]
                 )
         return [
@@ -137,11 +137,11 @@ class HostBackendOfTPU(HostBackend):
         by_replica = []
         with program.on_host():
             for replica in range(program.num_replicas):
-                found = self._shapes.shape_all_activations(
+                activations = self._shapes.shape_all_activations(
                     self._started.dequeue(replica)
                 )
-                self._shapes.record_dequeued(replica, found)
-                by_replica.append(found)
+                self._shapes.record_dequeued(replica, activations)
+                by_replica.append(activations)
             if self._is_pipelined:
                 self._work_during_program(program.num_replicas)
         return [program.to_program(values) for values in zip(*by_replica)]
@@ -165,7 +165,7 @@ class HostBackendOfTPU(HostBackend):
             return
         self._modes.applied(name)
         self._applied.add(program.context)
-        found = [
+        replica_gradients = [
             None
             if gradient is None
             else program.to_host(self._shapes.flat_gradient(index, gradient))
@@ -181,9 +181,9 @@ class HostBackendOfTPU(HostBackend):
                     replica,
                     [
                         self._shapes.flat_zeros(replica, index)
-                        if one is None
-                        else one[replica]
-                        for index, one in enumerate(found)
+                        if gradient is None
+                        else gradient[replica]
+                        for index, gradient in enumerate(replica_gradients)
                     ],
                     hyperparameters,
                 )
@@ -197,13 +197,13 @@ class HostBackendOfTPU(HostBackend):
         user, so that it can read variables on the TPU. Rates that read a
         variable on the host run on the host.
         """
-        found: list[tuple[Any, tf.Tensor]] = []
+        rates: list[tuple[Any, tf.Tensor]] = []
         for table in self._spec.tables:
             optimizer = table.optimizer
             if optimizer is None or not optimizer.has_dynamic_rate:
                 continue
             rate = optimizer.learning_rate
-            if any(other == rate for other, _ in found):
+            if any(other == rate for other, _ in rates):
                 continue
             if getattr(rate, "is_on_host", False):
                 with program.on_host():
@@ -212,9 +212,9 @@ class HostBackendOfTPU(HostBackend):
                 value = program.to_host(
                     step_gradients.current_learning_rate(rate, table)
                 )[0]
-            found.append((rate, value))
+            rates.append((rate, value))
         return lambda rate, _: next(
-            value for other, value in found if other == rate
+            value for other, value in rates if other == rate
         )
 
     def _program(self, method: str) -> ReplicatedProgram | None:

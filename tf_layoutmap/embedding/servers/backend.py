@@ -284,9 +284,9 @@ class ServersBackend:
         If `on_evict` raises an error, the keys are evicted. They are reported
         again by the next report.
         """
-        found = self._key_ops.evict_keys(table, keys, expired=expired)
+        evicted = self._key_ops.evict_keys(table, keys, expired=expired)
         self.report_evicted()
-        return found
+        return evicted
 
     def report_evicted(self) -> int:
         """Calls `on_evict` with all evicted keys; see `Vocabulary`.
@@ -362,34 +362,36 @@ class ServersBackend:
         """Returns the counters of the servers and the steps of this thread."""
         counts = self._started.count()
         num_pending, awaits = self._steps.describe()
-        num_updates = sum(one.num_updates for one in counts.values())
+        num_updates = sum(count.num_updates for count in counts.values())
         return {
             "pending": [num_pending],
             "awaiting": [awaits],
-            "num_updates": max(one.num_updates for one in counts.values()),
+            "num_updates": max(count.num_updates for count in counts.values()),
             "poisoned": "",
             "held": False,
             "wire_dtype": self._wire_dtype,
             "staleness": {
                 "mean": (
-                    sum(one.staleness_sum for one in counts.values())
+                    sum(count.staleness_sum for count in counts.values())
                     / num_updates
                     if num_updates
                     else 0.0
                 ),
-                "max": max(one.staleness_max for one in counts.values()),
+                "max": max(count.staleness_max for count in counts.values()),
             },
-            "num_repeated": max(one.num_repeated for one in counts.values()),
+            "num_repeated": max(
+                count.num_repeated for count in counts.values()
+            ),
             "servers": {
-                device: {"num_updates": one.num_updates}
-                for device, one in counts.items()
+                device: {"num_updates": count.num_updates}
+                for device, count in counts.items()
             },
             "tables": {
-                one.name: {
-                    "num_bytes": one.num_bytes,
-                    "num_slot_bytes": one.num_slot_bytes,
+                table.name: {
+                    "num_bytes": table.num_bytes,
+                    "num_slot_bytes": table.num_slot_bytes,
                 }
-                for one in self._spec.tables
+                for table in self._spec.tables
             },
         }
 

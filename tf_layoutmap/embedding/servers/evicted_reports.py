@@ -95,7 +95,7 @@ class EvictedReports:
                     size = len(keys.numpy())
                     if size:
                         self._reporters[shard.table](
-                            keys.numpy(), *(one.numpy() for one in values)
+                            keys.numpy(), *(value.numpy() for value in values)
                         )
                     num_keys += size
                     is_last = shard.reported == following

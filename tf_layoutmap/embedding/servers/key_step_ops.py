@@ -91,8 +91,8 @@ class KeyStepOps(step_ops.StepOps):
         super().__init__(spec, variables, **options)
         self._open = [
             number
-            for number, one in enumerate(spec.tables)
-            if one.vocabulary is not None
+            for number, table in enumerate(spec.tables)
+            if table.vocabulary is not None
         ]
         self._variables = variables
         self._key_servers = []
@@ -227,8 +227,8 @@ class KeyStepOps(step_ops.StepOps):
         plan, _ = self._plan_keys(features, [0] * len(self._open), False, 0)
         return ops.join_keys(
             plan=plan,
-            lookups=[one.begun for one in joined],
-            fetched=[reply for one in joined for reply in one.fetched],
+            lookups=[lookup.begun for lookup in joined],
+            fetched=[reply for lookup in joined for reply in lookup.fetched],
             num_servers=len(self.servers),
         )
 
@@ -283,8 +283,10 @@ class KeyStepOps(step_ops.StepOps):
 
     def forget(self, fetched: Sequence[tf.Tensor]) -> None:
         """Releases the rows of an eager step that receives no gradients."""
-        for keys, one in zip(self._key_servers, fetched):
-            ticket = int(np.frombuffer(one.numpy().tobytes()[:8], np.int64)[0])
+        for keys, reply in zip(self._key_servers, fetched):
+            ticket = int(
+                np.frombuffer(reply.numpy().tobytes()[:8], np.int64)[0]
+            )
             records = keys.fetched_steps.numpy()[_NUM_COUNTS:]
             for place in np.flatnonzero(records[::_RECORD] == ticket):
                 if ticket:
@@ -335,7 +337,9 @@ class KeyStepOps(step_ops.StepOps):
                         expired=expired,
                         only_check=only_check,
                     )
-        return tf.concat([by_shard[one] for one in sorted(by_shard)], axis=0)
+        return tf.concat(
+            [by_shard[shard] for shard in sorted(by_shard)], axis=0
+        )
 
     def write_rows(
         self, table: int, written: key_rows.RowsToWrite
@@ -345,11 +349,11 @@ class KeyStepOps(step_ops.StepOps):
         Each shard gets only the rows of its own keys. If other tables use the
         same vocabulary, new keys get initial values in these tables.
         """
-        one = self.spec.tables[table]
+        table_spec = self.spec.tables[table]
         owner, *_ = sharing = open_specs.sharing(self.spec, table)
         by_name = self._variables[self.spec.tables[owner].name]
         buckets = bucket_layout.buckets_of(
-            written.keys, one.vocabulary.settings.num_buckets
+            written.keys, table_spec.vocabulary.settings.num_buckets
         )
         rows = np.full(written.keys.shape, -1, np.int64)
         num_new = 0
@@ -373,7 +377,7 @@ class KeyStepOps(step_ops.StepOps):
                 others = open_tables.sharing_tables(self.spec, variables, table)
                 with tf.device(server.device):
                     rows[places], new = open_tables.write_keys(
-                        one,
+                        table_spec,
                         table,
                         written.part(places),
                         {
@@ -384,8 +388,8 @@ class KeyStepOps(step_ops.StepOps):
                         first_bucket=first,
                         servers=[server.handle],
                         sharing={
-                            pieces[other]: found
-                            for other, found in others.items()
+                            pieces[other]: variables
+                            for other, variables in others.items()
                         },
                     )
                     written_rows = rows[places]
@@ -401,12 +405,13 @@ class KeyStepOps(step_ops.StepOps):
 
     def _rows_of_shard(self, table: int, shard: int) -> dict[str, list[Any]]:
         """Returns a shard of a table, and the shards of its slot variables."""
-        one = self.spec.tables[table]
-        by_name = self._variables[one.name]
+        table_spec = self.spec.tables[table]
+        by_name = self._variables[table_spec.name]
         return {
             "shards": [_shard_of(by_name, shard)],
             "slots": [
-                _shard_of(by_name, shard, slot.name) for slot in one.slots
+                _shard_of(by_name, shard, slot.name)
+                for slot in table_spec.slots
             ],
         }
 
@@ -415,8 +420,8 @@ class KeyStepOps(step_ops.StepOps):
         return [
             *super().count_in_flight(),
             *(
-                int(one.fetched_steps.numpy()[_NUM_STEPS])
-                for one in self._key_servers
+                int(server.fetched_steps.numpy()[_NUM_STEPS])
+                for server in self._key_servers
             ),
         ]
 
@@ -463,6 +468,6 @@ def _shard_of(
 
 def _first_bucket(by_name: dict[str, Any], shard: int) -> int:
     shards = tables.shards_of(by_name[tables.PARAMETERS])
-    return sum(known_size(one) for one in shards[:shard]) // (
+    return sum(known_size(shard) for shard in shards[:shard]) // (
         bucket_layout.KEYS_PER_BUCKET
     )

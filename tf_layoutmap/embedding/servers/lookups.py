@@ -106,9 +106,9 @@ class Lookups:
         lookups = self._lookups()
         step = closure_trace.enclosing_step()
         lookups[:] = [
-            one
-            for one in lookups
-            if one.step is step and steps.is_accessible(one.plan)
+            lookup
+            for lookup in lookups
+            if lookup.step is step and steps.is_accessible(lookup.plan)
         ]
         if (
             forget is not None
@@ -149,19 +149,19 @@ class Lookups:
         number = getattr(self._of_thread, "num_marks", 0)
         self._of_thread.num_marks = number + 1
         earlier = [
-            one
-            for one in lookup.gradients
-            if all(map(steps.is_accessible, one.values))
+            gradient
+            for gradient in lookup.gradients
+            if all(map(steps.is_accessible, gradient.values))
         ]
-        values = [*(one.values for one in earlier), gradients]
+        values = [*(gradient.values for gradient in earlier), gradients]
         coordinates = ops.gradient_coordinates(
             plan=lookup.plan,
-            gradients=[one for each in values for one in each],
+            gradients=[tensor for each in values for tensor in each],
             num_gradients=len(values),
         )
         mark = ops.issue_mark(
             coordinates=coordinates,
-            numbers=[*(one.number for one in earlier), number],
+            numbers=[*(gradient.number for gradient in earlier), number],
         )
         lookup.gradients.append(Gradients(number, mark, gradients))
         return mark
@@ -177,7 +177,7 @@ class Lookups:
             contains a lookup.
           InvalidArgumentError: If the marks were not only summed and scaled.
         """
-        lookups = [one for one in self._lookups() if one.gradients]
+        lookups = [lookup for lookup in self._lookups() if lookup.gradients]
         self._lookups().clear()
         if not lookups:
             raise RuntimeError(
@@ -201,8 +201,8 @@ class Lookups:
         if tf.executing_eagerly():
             # The other gradients were computed and not applied.
             used = [
-                one
-                for one, of_lookup in zip(lookups, factors)
+                lookup
+                for lookup, of_lookup in zip(lookups, factors)
                 if any(float(factor) != 0 for factor in of_lookup)
             ]
             # If a program multiplies the gradients by 0, the step updates rows
@@ -210,13 +210,13 @@ class Lookups:
             used = used or lookups[-1:]
             factors = [
                 of_lookup
-                for one, of_lookup in zip(lookups, factors)
-                if one in used
+                for lookup, of_lookup in zip(lookups, factors)
+                if lookup in used
             ]
             lookups = used
         else:
             factors = _checked_factors(factors, marks)
-        return [_followed(*one) for one in zip(lookups, factors)]
+        return [_followed(*pair) for pair in zip(lookups, factors)]
 
     def _lookups(self) -> list[Lookup]:
         if not hasattr(self._of_thread, "lookups"):
@@ -231,26 +231,32 @@ def _factors(
     # If there are too many gradients, the oldest one in each row of a mark is
     # discarded.
     newest = {
-        one.number % MAX_LOOKUPS: one
-        for one in sorted(
-            (one for lookup in lookups for one in lookup.gradients),
-            key=lambda one: one.number,
+        gradient.number % MAX_LOOKUPS: gradient
+        for gradient in sorted(
+            (gradient for lookup in lookups for gradient in lookup.gradients),
+            key=lambda gradient: gradient.number,
         )
     }
     issued = list(newest.values())
     with tf.device(tables.HOST):
-        found = tf.unstack(
+        factors_read = tf.unstack(
             ops.read_marks(
                 marks=marks,
-                issued=[one.mark for one in issued],
-                numbers=[one.number for one in issued],
+                issued=[gradient.mark for gradient in issued],
+                numbers=[gradient.number for gradient in issued],
                 where=" (tables on parameter servers)",
             ),
             num=len(issued),
         )
-    by_number = {one.number: factor for one, factor in zip(issued, found)}
+    by_number = {
+        gradient.number: factor
+        for gradient, factor in zip(issued, factors_read)
+    }
     return [
-        [by_number.get(one.number, tf.zeros([])) for one in lookup.gradients]
+        [
+            by_number.get(gradient.number, tf.zeros([]))
+            for gradient in lookup.gradients
+        ]
         for lookup in lookups
     ]
 
@@ -279,7 +285,9 @@ def _checked_factors(
         )
         for of_lookup in factors
     ]
-    with tf.control_dependencies([one for one in checks if one is not None]):
+    with tf.control_dependencies(
+        [check for check in checks if check is not None]
+    ):
         return [list(map(tf.identity, of_lookup)) for of_lookup in factors]
 
 
@@ -290,12 +298,12 @@ def _followed(lookup: Lookup, factors: Sequence[tf.Tensor]) -> Followed:
         # Gradients with the factor 0 are not applied, also if they are not
         # finite.
         products = [
-            tf.math.multiply_no_nan(one, factor) for one in gradients.values
+            tf.math.multiply_no_nan(value, factor) for value in gradients.values
         ]
         sums = (
             products
             if sums is None
-            else [first + one for first, one in zip(sums, products)]
+            else [first + product for first, product in zip(sums, products)]
         )
     assert sums is not None  # `take` returns only lookups with gradients.
     return Followed(
@@ -321,16 +329,16 @@ def joined(
       The batch, and one gradient for each feature.
     """
     batches = [
-        unpacked(one.inputs)
-        if isinstance(one.inputs, packing.PackedIds)
-        else one.inputs
-        for one in followed
+        unpacked(lookup.inputs)
+        if isinstance(lookup.inputs, packing.PackedIds)
+        else lookup.inputs
+        for lookup in followed
     ]
     return (
         [_joined_feature(parts) for parts in zip(*batches)],
         [
             tf.concat(parts, axis=0)
-            for parts in zip(*(one.gradients for one in followed))
+            for parts in zip(*(lookup.gradients for lookup in followed))
         ],
     )
 
@@ -340,17 +348,17 @@ def _joined_feature(
 ) -> embedding_inputs.FeatureIds:
     # Only indices contain the positions of ids in the samples of a sequence
     # feature, so row splits are converted to indices if a part is sparse.
-    if any(one.splits.shape.rank == 2 for one in parts):
+    if any(part.splits.shape.rank == 2 for part in parts):
         splits = _joined_indices(parts)
     else:
-        splits = _joined_splits([_row_splits(one) for one in parts])
-    sizes = [one.num_samples for one in parts]
+        splits = _joined_splits([_row_splits(part) for part in parts])
+    sizes = [part.num_samples for part in parts]
     return embedding_inputs.FeatureIds(
-        tf.concat([tf.cast(one.ids, tf.int64) for one in parts], axis=0),
+        tf.concat([tf.cast(part.ids, tf.int64) for part in parts], axis=0),
         splits,
         sum(sizes)
-        if all(isinstance(one, int) for one in sizes)
-        else tf.add_n([tf.cast(one, tf.int64) for one in sizes]),
+        if all(isinstance(size, int) for size in sizes)
+        else tf.add_n([tf.cast(size, tf.int64) for size in sizes]),
         _joined_weights(parts),
         parts[0].inner_shape,
     )
@@ -361,16 +369,16 @@ def _joined_indices(
 ) -> tf.Tensor:
     """Returns the indices of sparse features, with renumbered samples."""
     indices, first = [], tf.zeros([], tf.int64)
-    for one in parts:
-        indices.append(_indices(one) + tf.stack([first, 0]))
-        first += tf.cast(one.num_samples, tf.int64)
+    for part in parts:
+        indices.append(_indices(part) + tf.stack([first, 0]))
+        first += tf.cast(part.num_samples, tf.int64)
     return tf.concat(indices, axis=0)
 
 
 def _joined_splits(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     splits = parts[0]
-    for one in parts[1:]:
-        splits = tf.concat([splits, splits[-1] + one[1:]], axis=0)
+    for part in parts[1:]:
+        splits = tf.concat([splits, splits[-1] + part[1:]], axis=0)
     return splits
 
 
@@ -402,14 +410,14 @@ def _row_splits(feature: embedding_inputs.FeatureIds) -> tf.Tensor:
 def _joined_weights(
     parts: Sequence[embedding_inputs.FeatureIds],
 ) -> tf.Tensor:
-    if all(one.weights.shape[0] == 0 for one in parts):
+    if all(part.weights.shape[0] == 0 for part in parts):
         return tf.zeros([0])
     return tf.concat(
         [
-            tf.ones_like(one.ids, tf.float32)
-            if one.weights.shape[0] == 0
-            else one.weights
-            for one in parts
+            tf.ones_like(part.ids, tf.float32)
+            if part.weights.shape[0] == 0
+            else part.weights
+            for part in parts
         ],
         axis=0,
     )

@@ -145,17 +145,17 @@ class StepOps:
     @property
     def devices(self) -> list[str]:
         """Devices of the servers that have shards."""
-        return [one.device for one in self.servers]
+        return [server.device for server in self.servers]
 
     @functools.cached_property
     def applied_closures(self) -> closures.AppliedClosures:
         """The records of applied closures on all servers."""
         return closures.AppliedClosures(
-            [one.applied for one in self.servers],
+            [server.applied for server in self.servers],
             [
                 variable
-                for one in self.servers
-                for variable in self._fetched_steps(one)
+                for server in self.servers
+                for variable in self._fetched_steps(server)
             ],
         )
 
@@ -336,11 +336,11 @@ class StepOps:
         fetched, applied = [], []
         for server, request in zip(self.servers, self._fold(update, requests)):
             with tf.device(server.device):
-                found = ops.apply_and_fetch_rows(
+                reply = ops.apply_and_fetch_rows(
                     server=server.handle, request=request
                 )
-            applied.append(resource_order.end_on_server(found.is_new))
-            fetched.append(found.fetched)
+            applied.append(resource_order.end_on_server(reply.is_new))
+            fetched.append(reply.fetched)
         self._order.record(applied)
         return fetched
 
@@ -438,7 +438,7 @@ class StepOps:
 
     def count_in_flight(self) -> list[int]:
         """Returns counters that change when a step begins or ends."""
-        return [one.num_updates for one in self.count().values()]
+        return [count.num_updates for count in self.count().values()]
 
     def _fetched_steps(self, server: Server) -> list[Any]:
         """Returns the variables that record the fetched steps of a server."""
@@ -447,7 +447,7 @@ class StepOps:
 
     def _describe(self, server: Server) -> dict[str, Any]:
         """Returns the arguments of `create_server` for the shards."""
-        specs = [self.spec.tables[one] for one in server.tables]
+        specs = [self.spec.tables[table] for table in server.tables]
         return {
             "shards": handles(server.shards),
             "slots": handles(server.slots),
@@ -455,17 +455,18 @@ class StepOps:
             "state": [],
             "fetched_steps": handles(self._fetched_steps(server)),
             "applied": server.applied.handle,
-            "tables": [one.name for one in specs],
+            "tables": [spec.name for spec in specs],
             "table_numbers": server.tables,
             "first_rows": server.first_rows,
-            "dims": [one.dim for one in specs],
-            "dtypes": [tf.as_dtype(one.dtype) for one in specs],
+            "dims": [spec.dim for spec in specs],
+            "dtypes": [tf.as_dtype(spec.dtype) for spec in specs],
             "optimizers": [
-                one.optimizer.name if one.optimizer else "none" for one in specs
+                spec.optimizer.name if spec.optimizer else "none"
+                for spec in specs
             ],
             "num_hyperparameters": [
-                1 + len(one.optimizer.constants) if one.optimizer else 0
-                for one in specs
+                1 + len(spec.optimizer.constants) if spec.optimizer else 0
+                for spec in specs
             ],
             "rounding_seed": self._rounding_seed,
         }

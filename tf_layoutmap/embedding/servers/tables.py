@@ -39,7 +39,7 @@ class CopiedCount(SavedAsOne):
         Raises:
           RuntimeError: If the copies differ because a step is in flight.
         """
-        values = {int(one.numpy()) for one in self.variables}
+        values = {int(variable.numpy()) for variable in self.variables}
         if len(values) > 1:
             raise RuntimeError(
                 "Tables on servers can be saved and compared only while no "
@@ -51,8 +51,8 @@ class CopiedCount(SavedAsOne):
 
     def assign(self, value: Any) -> None:
         """Assigns a value to all copies."""
-        for one in self.variables:
-            one.assign(tf.cast(value, tf.int64))
+        for variable in self.variables:
+            variable.assign(tf.cast(value, tf.int64))
 
 
 class Placement:
@@ -126,10 +126,12 @@ class ServerStore(table_store.TableStore):
         # Servers are sorted by number, because an order by name would put
         # server 10 before server 2.
         devices = [
-            tf.DeviceSpec.from_string(one.name)
-            for one in tf.config.list_logical_devices("CPU")
+            tf.DeviceSpec.from_string(device.name)
+            for device in tf.config.list_logical_devices("CPU")
         ]
-        tasks = sorted({one.task for one in devices if one.job == "ps"})
+        tasks = sorted(
+            {device.task for device in devices if device.job == "ps"}
+        )
         if not tasks:
             raise ValueError(
                 'A ParameterServerStrategy must have servers, job "ps". '
@@ -218,9 +220,9 @@ class ServerStore(table_store.TableStore):
         if isinstance(self.partitioner, partition.PartitionerByName):
             return self.partitioner.servers_of(owner.name)
         num_bytes = sum(
-            one.num_bytes + one.num_slot_bytes
-            for one in spec.tables
-            if tables.owner_of(spec, one) is owner
+            table.num_bytes + table.num_slot_bytes
+            for table in spec.tables
+            if tables.owner_of(spec, table) is owner
         )
         row_bytes = num_bytes // max(owner.num_rows, 1)
         return self._placement.place(

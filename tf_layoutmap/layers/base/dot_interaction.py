@@ -51,7 +51,9 @@ class DotInteractionCore(LayerBase):
                 f"feature. Received: {type(inputs).__name__} (layer "
                 f"{self.name!r})."
             )
-        self._check_shapes([getattr(one, "shape", None) for one in inputs])
+        self._check_shapes(
+            [getattr(tensor, "shape", None) for tensor in inputs]
+        )
         return super().__call__(inputs, *args, **kwargs)
 
     def call(

@@ -227,16 +227,16 @@ class EmbeddingReport:
             f"  {_describe(entry)}: {entry.reason}"
             for entry in self.not_replaced
         ]
-        found: dict[str, None] = {}
+        sentences: dict[str, None] = {}
         for entry in self.replaced:
-            found.update(dict.fromkeys(entry.differences))
+            sentences.update(dict.fromkeys(entry.differences))
         if self.replaced:
             lines.append(
                 "Training compared with the stock layers:"
-                if found
+                if sentences
                 else "Training equals the stock layers."
             )
-            lines += [f"  {sentence}" for sentence in found]
+            lines += [f"  {sentence}" for sentence in sentences]
         before, after = self.expected_step_ms()
         lines += [
             "Tables and slot variables: "

@@ -16,8 +16,8 @@ from tf_layoutmap.layers.base.keras_rs_configs import (
 
 _tpu = tf.tpu.experimental.embedding
 _OPTIMIZERS = {
-    one.__name__: one
-    for one in (
+    optimizer.__name__: optimizer
+    for optimizer in (
         _tpu.SGD,
         _tpu.Adagrad,
         _tpu.AdagradMomentum,
@@ -50,15 +50,19 @@ def to_config(
 
     def write(structure):
         if isinstance(structure, dict):
-            return {"dict": {key: write(one) for key, one in structure.items()}}
+            return {
+                "dict": {key: write(value) for key, value in structure.items()}
+            }
         if isinstance(structure, (list, tuple)):
-            return {type(structure).__name__: [write(one) for one in structure]}
-        if not any(one is structure.table for one in tables):
+            return {
+                type(structure).__name__: [write(value) for value in structure]
+            }
+        if not any(table is structure.table for table in tables):
             tables.append(structure.table)
         [table] = [
             number
-            for number, one in enumerate(tables)
-            if one is structure.table
+            for number, table in enumerate(tables)
+            if table is structure.table
         ]
         shape = structure.output_shape
         max_ids = getattr(structure, "max_ids", None)
@@ -78,24 +82,24 @@ def to_config(
         "features": features,
         "tables": [
             {
-                **_write_table(one, optimizer),
+                **_write_table(table, optimizer),
                 "vocabulary_size": capacities.get(
-                    one.name, one.vocabulary_size
+                    table.name, table.vocabulary_size
                 ),
             }
-            for one in tables
+            for table in tables
         ],
     }
 
 
 def from_config(saved: dict[str, Any]) -> Any:
     """Returns the nested structure of `FeatureConfig` from plain values."""
-    tables = [_read_table(one) for one in saved["tables"]]
+    tables = [_read_table(table) for table in saved["tables"]]
 
     def read(structure):
         [(kind, value)] = structure.items()
         if kind == "dict":
-            return {key: read(one) for key, one in value.items()}
+            return {key: read(item) for key, item in value.items()}
         if kind in ("list", "tuple"):
             return {"list": list, "tuple": tuple}[kind](map(read, value))
         kind = (
@@ -130,8 +134,8 @@ def _read_table(saved: dict[str, Any]) -> Any:
     if saved["optimizer"] is not None:
         kind, written = saved["optimizer"]
         settings: dict[str, Any] = {
-            name: tuple(one) if isinstance(one, list) else one
-            for name, one in written.items()
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in written.items()
         }
         rate = settings.get("learning_rate")
         if isinstance(rate, dict):

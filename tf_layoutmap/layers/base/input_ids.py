@@ -87,12 +87,12 @@ def check_inputs(inputs: Any, layer: str) -> None:
     Raises:
       TypeError: If a leaf is a Python number or string.
     """
-    for one in tf.nest.flatten(inputs):
-        if isinstance(one, bool | int | float | str | bytes):
+    for value in tf.nest.flatten(inputs):
+        if isinstance(value, bool | int | float | str | bytes):
             raise TypeError(
                 "Ids must be a tensor or an array, such as "
                 "tf.constant([1, 2]), not Python numbers, strings or lists of "
-                f"them. Received: {one!r} (layer {layer!r})."
+                f"them. Received: {value!r} (layer {layer!r})."
             )
 
 

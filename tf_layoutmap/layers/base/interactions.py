@@ -76,14 +76,16 @@ def dot_interaction(
             f"feature. Received: {type(features).__name__}."
         )
     options = {"self_interaction": self_interaction, "skip_gather": skip_gather}
-    is_symbolic = any(isinstance(one, keras.KerasTensor) for one in features)
+    is_symbolic = any(
+        isinstance(feature, keras.KerasTensor) for feature in features
+    )
     tensors = (
         cast("Sequence[Any]", features)
         if is_symbolic
         else [_as_tensor(x) for x in features]
     )
-    check_shapes([one.shape for one in tensors], "features")
-    _check_dtypes([one.dtype for one in tensors])
+    check_shapes([tensor.shape for tensor in tensors], "features")
+    _check_dtypes([tensor.dtype for tensor in tensors])
     if is_symbolic:
         return op_gradients.dot_interaction(tensors, api=keras.ops, **options)
     if _uses_stock_ops(tensors):

@@ -148,13 +148,13 @@ def optimizers_of_tables(feature_config: Any) -> Iterator[None]:
       ValueError, TypeError: As for `read_optimizer`.
     """
     tables = {
-        id(one.table): one.table
-        for one in tf.nest.flatten(feature_config)
-        if getattr(one, "table", None) is not None
+        id(feature.table): feature.table
+        for feature in tf.nest.flatten(feature_config)
+        if getattr(feature, "table", None) is not None
     }
-    given = {number: one.optimizer for number, one in tables.items()}
+    optimizers = {number: table.optimizer for number, table in tables.items()}
     try:
-        for number, optimizer in given.items():
+        for number, optimizer in optimizers.items():
             table = tables[number]
             if _is_keras_optimizer(optimizer) or _is_schedule(
                 getattr(optimizer, "learning_rate", None)
@@ -164,7 +164,7 @@ def optimizers_of_tables(feature_config: Any) -> Iterator[None]:
                 )
         yield
     finally:
-        for number, optimizer in given.items():
+        for number, optimizer in optimizers.items():
             tables[number].optimizer = optimizer
 
 
@@ -372,16 +372,18 @@ def read_optimizer(optimizer: Any, where: str) -> Any:
 def _is_schedule(rate: Any) -> bool:
     """Returns whether a learning rate is a schedule of Keras 3 or tf_keras."""
     return any(
-        one.__name__ == "LearningRateSchedule" for one in type(rate).__mro__
+        kind.__name__ == "LearningRateSchedule" for kind in type(rate).__mro__
     )
 
 
 def _read_rate(optimizer, where):
-    given = keras_private.learning_rate_of(optimizer)
-    if _is_schedule(given):
-        return ScheduledRate(given)
+    rate_or_schedule = keras_private.learning_rate_of(optimizer)
+    if _is_schedule(rate_or_schedule):
+        return ScheduledRate(rate_or_schedule)
     rate = (
-        given if callable(given) else (optimizer.get_config()["learning_rate"])
+        rate_or_schedule
+        if callable(rate_or_schedule)
+        else (optimizer.get_config()["learning_rate"])
     )
     if not callable(rate) and not isinstance(rate, float):
         raise ValueError(

@@ -35,7 +35,7 @@ def check_not_tf_keras(layer: Any, inputs: Any) -> None:
         inputs,
         tf_keras.__internal__.KerasTensor,
         context.layer if context.in_call else None,
-        own=("Keras 3", "tlm.layers"),
+        version=("Keras 3", "tlm.layers"),
         other=("tf_keras", "tlm.layers.tf_keras"),
     )
 
@@ -52,7 +52,7 @@ def check_not_keras3(layer: Any, inputs: Any) -> None:
         inputs,
         keras.KerasTensor,
         keras_private.calling_layer(),
-        own=("tf_keras", "tlm.layers.tf_keras"),
+        version=("tf_keras", "tlm.layers.tf_keras"),
         other=("Keras 3", "tlm.layers"),
     )
 
@@ -63,7 +63,7 @@ def _check_version(
     symbolic: type,
     calling_layer: Any,
     *,
-    own: tuple[str, str],
+    version: tuple[str, str],
     other: tuple[str, str],
 ) -> None:
     """Checks that the other Keras version neither calls nor feeds `layer`.
@@ -74,10 +74,10 @@ def _check_version(
       symbolic: Type of symbolic inputs in the other Keras version.
       calling_layer: Layer of the other Keras version that is calling `layer`,
         or None.
-      own: Name of the layer's Keras version, and module of its layers.
+      version: Name of the layer's Keras version, and module of its layers.
       other: Name of the other Keras version, and module of its layers.
     """
-    if any(isinstance(one, symbolic) for one in tf.nest.flatten(inputs)):
+    if any(isinstance(tensor, symbolic) for tensor in tf.nest.flatten(inputs)):
         caller = f"a symbolic input of {other[0]}"
     elif calling_layer is not None:
         caller = f"a call inside {other[0]} layer {calling_layer.name!r}"
@@ -85,7 +85,7 @@ def _check_version(
         return
     name = type(layer).__name__
     raise RuntimeError(
-        f"{own[1]}.{name} is for {own[0]}; use {other[1]}.{name} in a "
+        f"{version[1]}.{name} is for {version[0]}; use {other[1]}.{name} in a "
         f"{other[0]} model, which would not train this layer. Received: "
         f"{caller} (layer {layer.name!r})."
     )

@@ -145,10 +145,10 @@ class KeyTable:
     @property
     def open_rows(self) -> Any:
         """The rows as a source of gradients. None: gradients are marks."""
-        found = self._open_rows
-        if found is not None:
-            found.update_rows()
-        return found
+        rows = self._open_rows
+        if rows is not None:
+            rows.update_rows()
+        return rows
 
     @property
     def settings(self) -> OpenVocabulary:
@@ -171,8 +171,8 @@ class KeyTable:
     @property
     def vocabulary(self) -> Vocabulary:
         """The built vocabulary, with the name and the settings of the layer."""
-        found = self.embedding.vocabularies[_TABLE]
-        found._show_as(
+        vocabulary = self.embedding.vocabularies[_TABLE]
+        vocabulary._show_as(
             self.layer_name,
             lambda settings: dataclasses.replace(
                 settings,
@@ -180,7 +180,7 @@ class KeyTable:
                 on_evict=self._settings.on_evict,
             ),
         )
-        return found
+        return vocabulary
 
     # Lookup.
 
@@ -251,17 +251,17 @@ class KeyTable:
 
         Args:
           start: Function that starts the step for samples without weights, and
-            returns the arguments `record_gradients` and `found` of
+            returns the arguments `record_gradients` and `activations` of
             `steps.connect_mark`.
           keys: Keys of any shape.
           marks_variable: The mark weight, whose gradient identifies the step.
         """
         self.access.check_can_train(self.layer_name)
-        record_gradients, found = start(self._samples(keys), None)
+        record_gradients, activations = start(self._samples(keys), None)
         (rows,) = steps.connect_mark(
             record_gradients,
             tf.convert_to_tensor(marks_variable),
-            found,
+            activations,
             self.num_replicas,
         )
         return self._shaped_like(keys, rows)
@@ -313,12 +313,12 @@ class KeyTable:
           returns their mark.
         """
         self.access.check_can_train(self.layer_name)
-        record_gradients, (found,) = self.access.open(self._samples(keys), None)
+        record_gradients, (rows,) = self.access.open(self._samples(keys), None)
 
         def store_gradients(gradients: tf.Tensor) -> tf.Tensor:
             return record_gradients([tf.reshape(gradients, [-1, self._dim])])
 
-        return self._shaped_like(keys, found), store_gradients
+        return self._shaped_like(keys, rows), store_gradients
 
     @on_host
     def _samples(self, keys: Any) -> Any:

@@ -293,13 +293,13 @@ class FollowsModel(RowUpdates):
         with the same rule. If the state is from another optimizer, a warning is
         issued and the state is not read, as in Keras.
         """
-        found = {
+        saved = {
             name
             for name in store.keys()
             if not (name.isdigit() or name.startswith("accumulated_"))
         }
         names = {slot.name for slot in self._spec.slots}
-        if self.model_optimizer is None and found:
+        if self.model_optimizer is None and saved:
             vars(self)["_has_restored_slots"] = True
             # The initial values are overwritten.
             self._spec = OptimizerSpec(
@@ -307,18 +307,18 @@ class FollowsModel(RowUpdates):
                 0.0,
                 tuple(
                     SlotSpec(name, 0.0, is_per_row=store[name].shape[1] == 1)
-                    for name in sorted(found)
+                    for name in sorted(saved)
                 ),
             )
             with tf.init_scope(), self._slot_device():
                 self.create_slots(self._table)
-        elif not found:
+        elif not saved:
             # The file was saved before an optimizer was built.
             store = {}
-        elif found != names:
+        elif saved != names:
             user_warnings.warn(
                 f"The saved optimizer state of table {self._table.name!r} is "
-                f"not loaded, because it holds {sorted(found)}, and the "
+                f"not loaded, because it holds {sorted(saved)}, and the "
                 f"model's optimizer needs {sorted(names)}. The optimizer "
                 "state of the table starts with its initial values."
             )
@@ -374,8 +374,8 @@ def clip_all(
         return result, False
     chosen = [
         index
-        for index, one in enumerate(result)
-        if one is not None and is_clipped(index)
+        for index, gradient in enumerate(result)
+        if gradient is not None and is_clipped(index)
     ]
     if scale is not None:
         # The factor of scaled gradients is the same if the limit is scaled.

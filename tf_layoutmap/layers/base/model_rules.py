@@ -100,7 +100,7 @@ def _sgd(optimizer: Any) -> ModelRule:
     return ModelRule(
         "momentum",
         _MOMENTA,
-        lambda one: [float(one.momentum), float(one.nesterov)],
+        lambda rule: [float(rule.momentum), float(rule.nesterov)],
         moves_all_rows=True,
     )
 
@@ -122,15 +122,15 @@ def _adam(optimizer: Any) -> ModelRule:
     return ModelRule(
         "adam",
         _MOMENTA_AND_VELOCITIES,
-        lambda one: [
-            float(one.beta_1),
-            float(one.beta_2),
-            float(one.epsilon) * math.sqrt(_weight_error(one.beta_2)),
+        lambda rule: [
+            float(rule.beta_1),
+            float(rule.beta_2),
+            float(rule.epsilon) * math.sqrt(_weight_error(rule.beta_2)),
             0.0,  # Keras adds `epsilon` to the root, not to its argument.
             1.0,  # Only rows with a gradient are updated.
         ],
-        rate_factor=lambda one: (
-            math.sqrt(_weight_error(one.beta_2)) / _weight_error(one.beta_1)
+        rate_factor=lambda rule: (
+            math.sqrt(_weight_error(rule.beta_2)) / _weight_error(rule.beta_1)
         ),
         corrects_bias=True,
         squares=True,
@@ -144,11 +144,11 @@ def _rmsprop(optimizer: Any) -> ModelRule:
     return ModelRule(
         "rmsprop",
         (SlotSpec("velocities", 0.0),),
-        lambda one: [
-            float(one.rho),
-            float(one.epsilon) * _weight_error(one.rho),
+        lambda rule: [
+            float(rule.rho),
+            float(rule.epsilon) * _weight_error(rule.rho),
         ],
-        rate_factor=lambda one: math.sqrt(_weight_error(one.rho)),
+        rate_factor=lambda rule: math.sqrt(_weight_error(rule.rho)),
         squares=True,
         moves_all_rows=True,
     )
@@ -163,11 +163,11 @@ def _ftrl(optimizer: Any) -> ModelRule:
             SlotSpec("accumulators", initial),
             SlotSpec("linears", 0.0),
         ),
-        lambda one: [
-            float(one.learning_rate_power),
-            float(one.l1_regularization_strength),
-            float(one.l2_regularization_strength),
-            float(one.beta),
+        lambda rule: [
+            float(rule.learning_rate_power),
+            float(rule.l1_regularization_strength),
+            float(rule.l2_regularization_strength),
+            float(rule.beta),
             0.0,  # The linears are not multiplied by the learning rate.
         ],
         squares=True,
@@ -180,10 +180,10 @@ def _lamb(optimizer: Any) -> ModelRule:
     return ModelRule(
         "lamb",
         (*_MOMENTA_AND_VELOCITIES, SlotSpec("steps", 0.0, is_per_row=True)),
-        lambda one: [
-            float(one.beta_1),
-            float(one.beta_2),
-            float(one.epsilon),
+        lambda rule: [
+            float(rule.beta_1),
+            float(rule.beta_2),
+            float(rule.epsilon),
             0.0,  # The weight decay is applied before the step, as in Keras.
         ],
         moves_all_rows=True,
@@ -212,10 +212,10 @@ class _UnsupportedSettingError(ValueError):
 
 
 def _require(optimizer: Any, name: str, value: Any) -> None:
-    found = getattr(optimizer, name, value)
-    if found != value:
+    setting = getattr(optimizer, name, value)
+    if setting != value:
         raise _UnsupportedSettingError(
-            f"{type(optimizer).__name__} with {name}={found!r}"
+            f"{type(optimizer).__name__} with {name}={setting!r}"
         )
 
 
@@ -261,10 +261,10 @@ def differences(keras: Any, optimizer: Any) -> Iterator[str]:
       keras: The module of the Keras version.
       optimizer: A supported optimizer, or a wrapper of one.
     """
-    for one in inner_optimizers(optimizer):
-        name = type(one).__name__
-        rule = read_rule(keras, one, "tables")
-        decays = bool(getattr(one, "weight_decay", None))
+    for inner in inner_optimizers(optimizer):
+        name = type(inner).__name__
+        rule = read_rule(keras, inner, "tables")
+        decays = bool(getattr(inner, "weight_decay", None))
         if rule.moves_all_rows or decays:
             yield (
                 f"With {name}{' and weight_decay' * decays}, rows that a step "
@@ -285,7 +285,7 @@ def differences(keras: Any, optimizer: Any) -> Iterator[str]:
                 "Lamb scales the update of each row by the norm of the row; "
                 "Keras uses the norm of the full table."
             )
-        if getattr(one, "use_ema", False):
+        if getattr(inner, "use_ema", False):
             yield (
                 f"use_ema of {name} averages the other weights only; tables "
                 "keep their current rows."
@@ -312,7 +312,9 @@ def describe(optimizer: Any) -> str:
     Args:
       optimizer: An optimizer of Keras, or a wrapper of one.
     """
-    return " or ".join(_describe(one) for one in inner_optimizers(optimizer))
+    return " or ".join(
+        _describe(inner) for inner in inner_optimizers(optimizer)
+    )
 
 
 def _describe(optimizer: Any) -> str:

@@ -64,7 +64,7 @@ class OrderedSteps:
         """
         replica = self._access.require_replica("call")
         self._embedding.enqueue(inputs, weights, name=self._layer)
-        found = tf.nest.flatten(self._embedding.dequeue(name=self._layer))
+        activations = tf.nest.flatten(self._embedding.dequeue(name=self._layer))
         this_call = self._latest_call[replica] = object()
 
         def record_gradients(gradients):
@@ -77,7 +77,7 @@ class OrderedSteps:
             self._gradients[replica] = gradients
             return tf.ones([])
 
-        return record_gradients, found
+        return record_gradients, activations
 
     def apply(self, factor: tf.Tensor) -> None:
         """Applies the gradients of the last call, multiplied by `factor`.
@@ -104,7 +104,8 @@ class OrderedSteps:
             )
         self._embedding.apply_gradients(
             tf.nest.pack_sequence_as(
-                self._access.feature_config, [one * factor for one in gradients]
+                self._access.feature_config,
+                [gradient * factor for gradient in gradients],
             ),
             name=self._layer,
         )

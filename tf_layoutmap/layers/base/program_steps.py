@@ -101,7 +101,7 @@ class ProgramSteps:
             return [ids], table.sparse_read(ids)
         by_replica = program.values_on_host(f"ids of {self._layer}", ids)
         with program.on_host(), tf.device(HOST):
-            rows = [table.sparse_read(one) for one in by_replica]
+            rows = [table.sparse_read(own_ids) for own_ids in by_replica]
         return by_replica, program.to_program(rows)
 
     def apply(self, mark: tf.Tensor) -> None:
@@ -124,21 +124,22 @@ class ProgramSteps:
                 f" (layer {self._layer!r})."
             )
         program = tpu_program.replicated_program(self._num_replicas, "apply")
-        found = self._gradients.get(tf.compat.v1.get_default_graph(), {}).pop(
-            _replica(program), None
-        )
-        if not found:
+        graph = tf.compat.v1.get_default_graph()
+        by_lookup = self._gradients.get(graph, {}).pop(_replica(program), None)
+        if not by_lookup:
             raise RuntimeError(
                 f"Layer {self._layer!r} has no gradients to apply; call it "
                 "inside the tape, in the same function."
             )
-        lookups = list(found.values())
+        lookups = list(by_lookup.values())
         dim = self._make_table().shape[1]
         values = (mark / len(lookups)) * tf.concat(
-            [tf.reshape(one, [-1, dim]) for _, one in lookups], axis=0
+            [tf.reshape(lookup, [-1, dim]) for _, lookup in lookups], axis=0
         )
         if program is None:
-            ids = tf.concat([tf.reshape(one, [-1]) for (one,), _ in lookups], 0)
+            ids = tf.concat(
+                [tf.reshape(lookup, [-1]) for (lookup,), _ in lookups], 0
+            )
             self._optimizer.update(tf.IndexedSlices(values, ids))
             return
         by_replica = program.to_host(values)

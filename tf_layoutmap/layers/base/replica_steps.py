@@ -88,7 +88,7 @@ def apply_once(
     """Calls `apply` once, with the gradients of all replicas.
 
     Each replica calls this function with the gradients of its samples. Outside
-    of replicas, the gradients are already those of the global batch.
+    of replicas, the gradients already contain the global batch.
 
     Args:
       apply: Function of `ids` and `values`, which is called outside of replicas
@@ -193,7 +193,9 @@ def _merge(
         )
 
     def merge(strategy: Any, *tensors: Any) -> Any:
-        parts = [strategy.experimental_local_results(one) for one in tensors]
+        parts = [
+            strategy.experimental_local_results(tensor) for tensor in tensors
+        ]
         with tf.device(HOST):
             # After `_gather`, each replica has the tensors of all replicas.
             joined = [
@@ -228,23 +230,23 @@ def _gather(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     """
     with tf.device(HOST):
         columns = [tf.ones([tf.shape(tensors[0])[0], 1], tf.int32)]
-        for one in tensors:
-            bits = tf.bitcast(one, tf.int32)
+        for tensor in tensors:
+            bits = tf.bitcast(tensor, tf.int32)
             columns.append(
                 bits if bits.shape.rank == 2 else bits[:, tf.newaxis]
             )
         message = tf.pad(tf.concat(columns, axis=1), [[0, 1], [0, 0]])
-    gathered = multi_process.all_gather(message)
+    gathered = tf.distribute.get_replica_context().all_gather(message, axis=0)
     with tf.device(HOST):
         rows = tf.boolean_mask(gathered, tf.cast(gathered[:, 0], tf.bool))
-        sizes = [int(one.shape[1] or 0) for one in columns]
+        sizes = [int(column.shape[1] or 0) for column in columns]
         _, *parts = tf.split(rows, sizes, axis=1)
         return [
             tf.bitcast(
                 part
-                if one.dtype.size == 8 or one.shape.rank == 2
+                if tensor.dtype.size == 8 or tensor.shape.rank == 2
                 else part[:, 0],
-                one.dtype,
+                tensor.dtype,
             )
-            for part, one in zip(parts, tensors)
+            for part, tensor in zip(parts, tensors)
         ]

@@ -70,10 +70,10 @@ class OpenRows(ShardedVariable):
     @classmethod
     def of_table(cls, table: TableOfRows) -> Any:
         """Creates the object for a built table."""
-        found = cls._from_shards(_shards_of(table.rows))
-        found._table = table
-        found._watch_shards()
-        return found
+        open_rows = cls._from_shards(_shards_of(table.rows))
+        open_rows._table = table
+        open_rows._watch_shards()
+        return open_rows
 
     def update_rows(self) -> None:
         """Uses the current rows of the table, which `resize` replaces."""

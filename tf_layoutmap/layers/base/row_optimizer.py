@@ -90,15 +90,15 @@ class RowOptimizerSaving:
         scalars = self._scalars()
         slots = self._own_slots()
         names = {*map(str, range(len(scalars))), *slots}
-        found = set(store.keys())
-        kept = {"accumulated_ids", "accumulated_gradients"} & found
-        if found and found - kept != names:
+        saved = set(store.keys())
+        kept = {"accumulated_ids", "accumulated_gradients"} & saved
+        if saved and saved - kept != names:
             raise ValueError(
                 f"The saved state of {self.name!r} must hold {sorted(names)}. "
-                f"Received: {sorted(found)}. Load it into a layer with the "
+                f"Received: {sorted(saved)}. Load it into a layer with the "
                 "optimizer it was saved with."
             )
-        for name in found - kept:
+        for name in saved - kept:
             # All shapes are checked before any variable is written.
             weight_files.check_table(
                 store,
@@ -110,8 +110,10 @@ class RowOptimizerSaving:
             self._accumulators(values.shape[-1])
             self._set_accumulated(store["accumulated_ids"][...], values)
         elif before := self._accumulated_by_name():
-            self._set_accumulated(*(one.numpy()[:0] for one in before.values()))
-        if not found:
+            self._set_accumulated(
+                *(variable.numpy()[:0] for variable in before.values())
+            )
+        if not saved:
             # The file was written by a layer without an optimizer, such as
             # Keras' Embedding.
             self.iterations.assign(0)

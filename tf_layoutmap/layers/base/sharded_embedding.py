@@ -420,8 +420,8 @@ class EmbeddingCore(LayerBase):
 
     def _named_vocabularies(self) -> dict[str, Vocabulary]:
         """Returns the built vocabulary, if any, keyed by the layer's name."""
-        found = self.vocabulary if self.built else None
-        return {} if found is None else {self.name: found}
+        vocabulary = self.vocabulary if self.built else None
+        return {} if vocabulary is None else {self.name: vocabulary}
 
     # Lookup.
 
@@ -542,9 +542,9 @@ class EmbeddingCore(LayerBase):
             self.input_dim,
             self.name,
             [
-                one.compute_dtype
-                for one in (self, *keras_private.name_scope_callers())
-                if hasattr(one, "compute_dtype")
+                layer.compute_dtype
+                for layer in (self, *keras_private.name_scope_callers())
+                if hasattr(layer, "compute_dtype")
             ],
         )
 

@@ -88,7 +88,9 @@ def connect_mark(
     @tf.custom_gradient
     def connected(step, *activations):
         def gradient(*gradients):
-            gradients = [tf.convert_to_tensor(one) for one in gradients]
+            gradients = [
+                tf.convert_to_tensor(gradient) for gradient in gradients
+            ]
             mark = record_gradients(gradients)
             if not mark.shape.rank:
                 # A TPU identifies gradients only by the order of the steps.
@@ -97,7 +99,7 @@ def connect_mark(
                 mark *= _finite_in_all_replicas(mark, num_replicas)
             return mark, *[None] * len(gradients)
 
-        return [tf.identity(one) for one in activations], gradient
+        return [tf.identity(activation) for activation in activations], gradient
 
     activated: Any = connected(step, *activations)
     return activated
@@ -117,9 +119,11 @@ def _finite_in_all_replicas(mark: tf.Tensor, num_replicas: int) -> tf.Tensor:
 def _one_or_nan(gradients: list[tf.Tensor]) -> tf.Tensor:
     """Returns 1 if all gradients are finite, and NaN otherwise."""
     if routing_checks.in_xla() or any(
-        one.dtype != tf.float32 for one in gradients
+        gradient.dtype != tf.float32 for gradient in gradients
     ):
-        return 1 + tf.add_n([tf.reduce_sum(one * 0) for one in gradients])
+        return 1 + tf.add_n(
+            [tf.reduce_sum(gradient * 0) for gradient in gradients]
+        )
     return _one_if(ops.all_finite(tensors=gradients))
 
 
@@ -390,12 +394,12 @@ class EmbeddingSteps:
         self.access.require_replica("call")
         inputs, weights = self._truncate(inputs, weights)
         self.access.check_can_train(self._layer)
-        record_gradients, found = (
+        record_gradients, rows = (
             self.access.open(inputs, weights)
             if self._ordered is None
             else self._ordered.start(inputs, weights)
         )
-        flat = connect_mark(record_gradients, step, found, self.num_replicas)
+        flat = connect_mark(record_gradients, step, rows, self.num_replicas)
         if weights is not None and weight_gradients.may_have_gradient(weights):
             flat = self._connect_weights(flat, inputs, weights)
         return tf.nest.pack_sequence_as(self.feature_config, flat)
@@ -422,7 +426,10 @@ class EmbeddingSteps:
         return weight_gradients.connect(
             self.spec,
             activations,
-            [one for _, one in embedding_inputs.flatten_with_paths(inputs)],
+            [
+                weight
+                for _, weight in embedding_inputs.flatten_with_paths(inputs)
+            ],
             embedding_inputs.flatten_weights(weights, inputs, like="inputs"),
             self._rows_of_ids,
             self.out_of_range,
@@ -436,27 +443,27 @@ class EmbeddingSteps:
             return self.access.rows_of_ids(features)
         vocabularies = self.embedding.vocabularies
         rows = {
-            one.name: rows
-            for one, rows in zip(
+            table.name: rows
+            for table, rows in zip(
                 self.spec.tables, self.embedding.embedding_tables.values()
             )
         }
-        found = []
-        for feature, one in zip(self.spec.features, features):
+        activations = []
+        for feature, ids in zip(self.spec.features, features):
             table = self.spec.table_of(feature)
             vocabulary = vocabularies.get(table.name)
-            found.append(
+            activations.append(
                 tf.zeros([0, table.dim])
-                if one is None
+                if ids is None
                 else stock_lookup.rows_of_ids(
                     table,
                     rows[table.name],
-                    one,
+                    ids,
                     self.out_of_range,
                     vocabulary and vocabulary.rows_by_stock_ops,
                 )
             )
-        return found
+        return activations
 
     @property
     def has_copies(self) -> bool:
@@ -524,7 +531,9 @@ class EmbeddingSteps:
         features = dict(
             embedding_inputs.flatten_with_paths(self.feature_config)
         )
-        has_limits = any(hasattr(one, "max_ids") for one in features.values())
+        has_limits = any(
+            hasattr(feature, "max_ids") for feature in features.values()
+        )
         if self.is_packed(inputs) and has_limits:
             inputs, weights = self._unpacked(inputs, weights)
         elif self.is_packed(inputs):
@@ -609,22 +618,22 @@ class _MarksWithTables(np.ndarray):
 
 
 def marks_with_tables(
-    one: StepCommitHook, value: np.ndarray | None = None
+    hook: StepCommitHook, value: np.ndarray | None = None
 ) -> np.ndarray:
     """Returns the value of a weight, which holds a copy of the tables.
 
     If this process cannot copy the tables, the result holds no copy.
 
     Args:
-      one: The tables.
+      hook: The tables.
       value: Value of the weight. By default, zeros of `mark_shape`.
     """
     if value is None:
-        value = np.zeros(one.mark_shape, np.float32)
-    if not one.has_copies:
+        value = np.zeros(hook.mark_shape, np.float32)
+    if not hook.has_copies:
         return value
     store: dict[str, Any] = {}
-    one.save(store)
+    hook.save(store)
     # The array owns its memory. A view of the array, such as the result of
     # `np.asarray`, therefore has the array as its base.
     marks = _MarksWithTables(value.shape, np.float32)
@@ -635,9 +644,9 @@ def marks_with_tables(
 
 def tables_in(value: Any) -> dict[str, np.ndarray] | None:
     """Returns the copy that an array of `get_weights` holds, or None."""
-    for one in (value, getattr(value, "base", None)):
-        if isinstance(one, _MarksWithTables):
-            return one.tables
+    for array in (value, getattr(value, "base", None)):
+        if isinstance(array, _MarksWithTables):
+            return array.tables
     return None
 
 

@@ -292,12 +292,12 @@ class Replacer:
 
     def _class_reason(self, kind: type) -> str | None:
         stock = self.keras.layers.Embedding
-        for one in kind.__mro__[: kind.__mro__.index(stock)]:
-            if f"{one.__module__}.{one.__qualname__}" in self.known_classes:
+        for base in kind.__mro__[: kind.__mro__.index(stock)]:
+            if f"{base.__module__}.{base.__qualname__}" in self.known_classes:
                 continue
-            methods = sorted(_METHODS & vars(one).keys())
+            methods = sorted(_METHODS & vars(base).keys())
             if methods:
-                return f"its class {one.__name__} overrides {methods}"
+                return f"its class {base.__name__} overrides {methods}"
         return None
 
     def _rules_reason(self, layer: Any) -> str | None:
@@ -329,7 +329,9 @@ class Replacer:
         for other in layers:
             if other is layer:
                 continue
-            if any(one is weight for one in own_weights(other)):
+            if any(
+                other_weight is weight for other_weight in own_weights(other)
+            ):
                 return (
                     "its weight is also a weight of layer "
                     f"{other.name!r}, which would keep the old table"
@@ -377,17 +379,19 @@ class Replacer:
                 )
 
     def _other_rate(self, compiled: Any) -> Iterable[str]:
-        own = self.new_optimizer("tables").get_config()["learning_rate"]
+        table_rate = self.new_optimizer("tables").get_config()["learning_rate"]
         rate = compiled.get_config()["learning_rate"]
         is_equal = (
-            abs(own - rate) <= 1e-6 * abs(rate)
-            if isinstance(own, float | int) and isinstance(rate, float | int)
-            else own == rate
+            abs(table_rate - rate) <= 1e-6 * abs(rate)
+            if isinstance(table_rate, float | int)
+            and isinstance(rate, float | int)
+            else table_rate == rate
         )
         if not is_equal:
             yield (
-                f"The learning rate of the replaced tables is {_text(own)}, "
-                f"and of the model's optimizer {_text(rate)}."
+                "The learning rate of the replaced tables is "
+                f"{_text(table_rate)}, and of the model's optimizer "
+                f"{_text(rate)}."
             )
 
     # Replacement.
@@ -439,8 +443,8 @@ class Replacer:
 
         def describe() -> str:
             optimizer = getattr(reference(), "optimizer", None)
-            found = UNKNOWN_RULE if optimizer is None else optimizer.describe()
-            return expected if found == UNKNOWN_RULE else found
+            rule = UNKNOWN_RULE if optimizer is None else optimizer.describe()
+            return expected if rule == UNKNOWN_RULE else rule
 
         return describe
 
@@ -451,8 +455,8 @@ class Replacer:
         # Adam has the largest number of slot variables of common optimizers.
         return max(
             (
-                len(model_rules.read_rule(self.keras, one, "tables").slots)
-                for one in model_rules.inner_optimizers(compiled)
+                len(model_rules.read_rule(self.keras, inner, "tables").slots)
+                for inner in model_rules.inner_optimizers(compiled)
             )
             if compiled is not None
             else [2]
@@ -495,8 +499,10 @@ class Replacer:
         )
         candidates = [layer for layer in layers if self.is_candidate(layer)]
         if self.settings.follows_model and optimizer is not None:
-            for one in model_rules.inner_optimizers(optimizer):
-                model_rules.read_rule(self.keras, one, f"model {model.name!r}")
+            for inner in model_rules.inner_optimizers(optimizer):
+                model_rules.read_rule(
+                    self.keras, inner, f"model {model.name!r}"
+                )
         for layer in candidates:
             reason = self.reason_against(layer, layers)
             report.entries.append(self.entry(layer, reason, optimizer))
@@ -519,8 +525,8 @@ class Replacer:
         self._check_optimizers(models, chosen)
         for layer in chosen:
             self.convert(layer)
-        for one in models:
-            reset_functions(one)
+        for changed_model in models:
+            reset_functions(changed_model)
         return report
 
     def _check_optimizers(self, models: list[Any], chosen: list[Any]) -> None:

@@ -353,8 +353,8 @@ class ServersTable(HostTable):
             [_one_id_per_sample(tf.concat([unique_ids, unique_ids], axis=0))]
         )
         fetched = step.fetch(requests)
-        (found,) = step.combine(plan, fetched)
-        rows, _ = tf.split(found, 2)
+        (stacked,) = step.combine(plan, fetched)
+        rows, _ = tf.split(stacked, 2)
         constrained = constraint(rows)
         difference = constrained - rows
         correction = constrained - (rows + difference)
@@ -632,7 +632,10 @@ def watch_table(embedding: TPUEmbedding) -> None:
         return
     read = [
         *embedding.embedding_tables.values(),
-        *(one.key_variable for one in embedding.vocabularies.values()),
+        *(
+            vocabulary.key_variable
+            for vocabulary in embedding.vocabularies.values()
+        ),
     ]
     for table in read:
         if isinstance(table, ShardedVariable):

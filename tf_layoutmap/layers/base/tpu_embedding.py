@@ -231,14 +231,15 @@ class TPUEmbeddingCore(LayerBase):
             return {}
         shared = open_tables.owners_by_name(self._steps.spec)
         return {
-            table: one
-            for table, one in self.embedding.vocabularies.items()
+            table: vocabulary
+            for table, vocabulary in self.embedding.vocabularies.items()
             if table not in shared
         }
 
     def _cast(self, activations: Any) -> Any:
         return tf.nest.map_structure(
-            lambda one: tf.cast(one, self.compute_dtype), activations
+            lambda activation: tf.cast(activation, self.compute_dtype),
+            activations,
         )
 
     def save_own_variables(self, store: Weights) -> None:

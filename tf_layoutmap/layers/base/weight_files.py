@@ -196,21 +196,21 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
             f"{sorted(variables)}. Received: {sorted(saved_keys)}."
         )
     if _OWNERS in variables:
-        own, saved = (
+        owners, saved = (
             shared.decode_owners(value)
             for value in (variables[_OWNERS].numpy(), store[_OWNERS][...])
         )
-        if own != saved:
+        if owners != saved:
             raise ValueError(
                 f"The tables of layer {layer!r} must share vocabularies as in "
-                f"the file, {saved}. Received: {own}."
+                f"the file, {saved}. Received: {owners}."
             )
     moved = _moved_tables(embedding, store, variables)
     for key, variable in variables.items():
         table, _, name = key.partition(".")
         saved = tuple(store[key].shape)
-        found = moved[table].shape(name, saved) if table in moved else saved
-        if found != tuple(variable.shape):
+        shape = moved[table].shape(name, saved) if table in moved else saved
+        if shape != tuple(variable.shape):
             raise ValueError(
                 f"Weight {key!r} of layer {layer!r} must be of shape "
                 f"{tuple(variable.shape)}. Received: {saved}."
@@ -229,8 +229,8 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
     for kept, texts in strings:
         kept.load(tf.constant(list(texts), tf.string))
     LayerAccess(embedding).load_variables()
-    for one in moved.values():
-        one.warn_if_dropped(layer)
+    for moved_table in moved.values():
+        moved_table.warn_if_dropped(layer)
 
 
 def save_shards(embedding: TPUEmbedding, store: Weights):
@@ -288,11 +288,11 @@ class _MovedTable:
 
     def warn_if_dropped(self, layer: str) -> None:
         """Warns if the layer has no row for some of the saved keys."""
-        found = self.rows.conversion
-        if found.num_dropped:
+        counts = self.rows.conversion
+        if counts.num_dropped:
             user_warnings.warn(
-                f"Layer {layer!r} has no rows for {found.num_dropped} of the "
-                f"{found.num_dropped + found.num_kept} keys in the file, "
+                f"Layer {layer!r} has no rows for {counts.num_dropped} of the "
+                f"{counts.num_dropped + counts.num_kept} keys in the file, "
                 f"because the capacity of its vocabulary is {self.capacity} "
                 f"(table {self.name!r}). The keys with the highest scores "
                 "according to `evict` were loaded, and the others were dropped."
@@ -306,7 +306,7 @@ def _moved_tables(
 
     The keys of the result are the table numbers, as in the keys of `store`.
     """
-    found: dict[str, _MovedTable] = {}
+    moved_tables: dict[str, _MovedTable] = {}
     spec = LayerAccess(embedding).spec
     moved: dict[int, conversion.MovedRows] = {}
     for number, table in enumerate(spec.tables):
@@ -324,13 +324,13 @@ def _moved_tables(
                 settings,
                 has_sketch=settings.has_sketch,
             )
-        found[str(number)] = _MovedTable(
+        moved_tables[str(number)] = _MovedTable(
             table.name,
             settings.capacity,
             bucket_layout.KEYS_PER_BUCKET * saved_buckets + 1,
             moved[owner],
         )
-    return found
+    return moved_tables
 
 
 def _read_strings(
@@ -343,7 +343,7 @@ def _read_strings(
     Raises:
       ValueError: If the saved strings are not valid.
     """
-    found = []
+    strings = []
     for number, kept in enumerate(LayerAccess(embedding).strings()):
         if kept is None:
             continue
@@ -360,24 +360,24 @@ def _read_strings(
                 f"The saved strings of layer {layer!r} must be three arrays "
                 f"that belong together. Received: {sorted(columns)} ({error})."
             ) from None
-        found.append((kept, texts))
-    return found
+        strings.append((kept, texts))
+    return strings
 
 
 def variables_by_key(embedding: TPUEmbedding) -> dict[str, Any]:
     """Returns all variables, keyed by table number and variable name."""
-    found = {}
+    variables = {}
     for number, by_name in enumerate(LayerAccess(embedding).variables()):
         for name, variable in by_name.items():
             dtype = f".{variable.dtype.name}" * _is_half(variable)
-            found[f"{number}.{name}{dtype}"] = variable
+            variables[f"{number}.{name}{dtype}"] = variable
     owners = getattr(embedding, shared.OWNERS, None)
     if owners is not None:
-        found[_OWNERS] = owners
+        variables[_OWNERS] = owners
     updates = getattr(embedding, "schedule_updates", None)
     if updates is not None:
-        found["schedule_updates"] = updates
-    return found
+        variables["schedule_updates"] = updates
+    return variables
 
 
 def _is_half(variable: Any) -> bool:

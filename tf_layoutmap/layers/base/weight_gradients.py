@@ -31,10 +31,10 @@ def may_have_gradient(weights: Any) -> bool:
     arguments.
     """
     values = [
-        one
-        for one in tf.nest.flatten(weights, expand_composites=True)
-        if getattr(one, "dtype", None) is not None
-        and tf.as_dtype(one.dtype).is_floating
+        tensor
+        for tensor in tf.nest.flatten(weights, expand_composites=True)
+        if getattr(tensor, "dtype", None) is not None
+        and tf.as_dtype(tensor.dtype).is_floating
     ]
     return (not tf.executing_eagerly() and bool(values)) or is_recorded(values)
 
@@ -42,9 +42,9 @@ def may_have_gradient(weights: Any) -> bool:
 def is_recorded(values: Any) -> bool:
     """Returns whether a tape records computations on any of the tensors."""
     tensors = [
-        one
-        for one in tf.nest.flatten(values, expand_composites=True)
-        if tf.is_tensor(one)
+        tensor
+        for tensor in tf.nest.flatten(values, expand_composites=True)
+        if tf.is_tensor(tensor)
     ]
     return bool(
         tensors
@@ -74,7 +74,7 @@ def connect(
     Returns:
       The same activations.
     """
-    found: list[embedding_inputs.FeatureIds | None] = [
+    all_ids: list[embedding_inputs.FeatureIds | None] = [
         None
         if weight is None
         else stock_lookup.read(
@@ -87,11 +87,11 @@ def connect(
     ]
     return [
         activation
-        if one is None
+        if ids is None
         else _connect_feature(
-            spec, index, activation, found, rows_of_ids, out_of_range
+            spec, index, activation, all_ids, rows_of_ids, out_of_range
         )
-        for index, (activation, one) in enumerate(zip(activations, found))
+        for index, (activation, ids) in enumerate(zip(activations, all_ids))
     ]
 
 
@@ -105,18 +105,17 @@ def _connect_feature(
 ) -> tf.Tensor:
     feature = spec.features[index]
     table = spec.table_of(feature)
-    found = all_found[index]
-    assert found is not None
+    ids = all_found[index]
+    assert ids is not None
     of_feature = [
-        one if other == index else None for other, one in enumerate(all_found)
+        feature_ids if other == index else None
+        for other, feature_ids in enumerate(all_found)
     ]
-    now = is_recorded([found.weights])
+    now = is_recorded([ids.weights])
     if out_of_range == "drop" and table.vocabulary is None:
         # Ids that are ignored do not count in the divisor of their sample.
-        is_used = (found.ids >= 0) & (
-            tf.cast(found.ids, tf.int64) < table.num_rows
-        )
-        found.weights = tf.where(is_used, found.weights, 0.0)
+        is_used = (ids.ids >= 0) & (tf.cast(ids.ids, tf.int64) < table.num_rows)
+        ids.weights = tf.where(is_used, ids.weights, 0.0)
     # The rows may change before the gradient is computed, for example if a
     # persistent tape computes it again after an update.
     rows_before = _rows(rows_of_ids, of_feature, index) if now else None
@@ -137,12 +136,12 @@ def _connect_feature(
                 else rows_before
             )
             return upstream, _gradient_of_weights(
-                feature, table, found, weights, rows, upstream
+                feature, table, ids, weights, rows, upstream
             )
 
         return tf.identity(activation), gradient
 
-    connected_activation: Any = connected(activation, found.weights)
+    connected_activation: Any = connected(activation, ids.weights)
     return connected_activation
 
 
@@ -158,7 +157,7 @@ def _rows(
 def _gradient_of_weights(
     feature: config.FeatureSpec,
     table: config.TableSpec,
-    found: embedding_inputs.FeatureIds,
+    ids: embedding_inputs.FeatureIds,
     weights: tf.Tensor,
     rows: tf.Tensor,
     upstream: tf.Tensor,
@@ -168,8 +167,8 @@ def _gradient_of_weights(
     An activation is the sum of `gains[i] * rows[i]`. The gains are computed in
     double precision, as in the engine.
     """
-    num_samples = tf.cast(found.num_samples, tf.int64)
-    samples = stock_lookup.samples_of(feature, found, found.ids, num_samples)
+    num_samples = tf.cast(ids.num_samples, tf.int64)
+    samples = stock_lookup.samples_of(feature, ids, ids.ids, num_samples)
     upstream = tf.reshape(upstream, [-1, table.dim])
     of_gains = tf.reduce_sum(tf.gather(upstream, samples) * rows, axis=1)
     if table.combiner == "sum":

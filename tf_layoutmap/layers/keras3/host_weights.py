@@ -303,7 +303,7 @@ def _muon_setting(optimizer: Any, path: str) -> str | None:
     """Returns the setting with which Muon orthogonalizes a table, or None."""
     if not isinstance(optimizer, keras.optimizers.Muon) or (
         optimizer.exclude_embeddings
-        or any(re.search(one, path) for one in optimizer.exclude_layers)
+        or any(re.search(pattern, path) for pattern in optimizer.exclude_layers)
     ):
         return None
     return "Muon(exclude_embeddings=False)"

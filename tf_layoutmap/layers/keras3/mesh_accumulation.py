@@ -69,7 +69,9 @@ class MeshAccumulators:
         """
         num_ids = known_size(ids)
         variables = self._with_capacity(self._num_loaded + steps * num_ids)
-        old_ids, old_gradients = (one.read_value() for one in variables)
+        old_ids, old_gradients = (
+            variable.read_value() for variable in variables
+        )
         is_first = tf.equal(position, tf.zeros([], position.dtype))
         old_ids = self._without_ids(old_ids, is_first)
         return (
@@ -159,7 +161,9 @@ class MeshAccumulators:
         if self._variables is None:
             return self._empty()
         with tf.init_scope():
-            ids, gradients = (transfer.to_host(one) for one in self._variables)
+            ids, gradients = (
+                transfer.to_host(variable) for variable in self._variables
+            )
         is_owned = (ids > _RETIRED) & (
             ids != embedding_rows.unowned_id(self._weight)
         )

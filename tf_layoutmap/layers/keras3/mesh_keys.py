@@ -203,16 +203,16 @@ def traced_keys_error(layer: str) -> str:
     )
 
 
-def connect(found: RowsOnMesh, marks: Any, dtype: Any) -> tf.Tensor:
+def connect(rows: RowsOnMesh, marks: Any, dtype: Any) -> tf.Tensor:
     """Returns rows whose gradient is connected with the mark weight.
 
     Args:
-      found: Rows on the mesh.
+      rows: Rows on the mesh.
       marks: Value of the mark weight.
       dtype: Dtype of the result.
     """
-    if found.lookup.store_gradients is None:
-        return tf.cast(found.rows, dtype)
+    if rows.lookup.store_gradients is None:
+        return tf.cast(rows.rows, dtype)
 
     @tf.custom_gradient
     def connected(marks: tf.Tensor) -> Any:
@@ -221,12 +221,12 @@ def connect(found: RowsOnMesh, marks: Any, dtype: Any) -> tf.Tensor:
         def gradient(upstream: Any) -> tf.Tensor:
             upstream = tf.cast(tf.convert_to_tensor(upstream), tf.float32)
             return (
-                _mark_of_host(found.lookup, upstream)
+                _mark_of_host(rows.lookup, upstream)
                 if tf.executing_eagerly()
-                else _mark_in_graph(found, upstream)
+                else _mark_in_graph(rows, upstream)
             )
 
-        return tf.identity(found.rows), gradient
+        return tf.identity(rows.rows), gradient
 
     return tf.cast(connected(tf.convert_to_tensor(marks)), dtype)
 
@@ -251,12 +251,12 @@ def _mark_of_host(lookup: HostLookup, gradient: tf.Tensor) -> tf.Tensor:
     return transfer.to_mesh(mark, layout)
 
 
-def _mark_in_graph(found: RowsOnMesh, gradient: tf.Tensor) -> tf.Tensor:
+def _mark_in_graph(rows: RowsOnMesh, gradient: tf.Tensor) -> tf.Tensor:
     """Adds a gradient to the results of the step, and returns its mark."""
     collected = host_lookups.collected()
-    assert collected is not None and found.index is not None
-    collected.add(found, gradient)
-    return _mark_of_position(found.lookup.position, tf.norm(gradient))
+    assert collected is not None and rows.index is not None
+    collected.add(rows, gradient)
+    return _mark_of_position(rows.lookup.position, tf.norm(gradient))
 
 
 def _mark_of_position(position: int, norm: tf.Tensor) -> tf.Tensor:

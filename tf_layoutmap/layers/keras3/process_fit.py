@@ -80,7 +80,11 @@ def _local_batches(
         return strategy.experimental_local_results(value)[0]
 
     for begin, end, batches in epoch:
-        yield begin, end, (tf.nest.map_structure(first, one) for one in batches)
+        yield (
+            begin,
+            end,
+            (tf.nest.map_structure(first, batch) for batch in batches),
+        )
 
 
 def reduce_metrics(
@@ -143,9 +147,9 @@ def make_function(original: Any, model: Any, step_function: Any) -> Any:
         # this dependency, ops that do not use the batch would run, for example
         # the increment of the optimizer's `iterations`.
         batch = [
-            one
-            for one in tf.nest.flatten(data, expand_composites=True)
-            if tf.is_tensor(one)
+            tensor
+            for tensor in tf.nest.flatten(data, expand_composites=True)
+            if tf.is_tensor(tensor)
         ]
         with tf.control_dependencies(batch):
             return step_function(data)
@@ -239,7 +243,7 @@ def warn_of_random_order(
     )
     # The global seed is a part of these seeds.
     first, *others = group.gather_texts(repr(seeds))
-    if (0, 0) in seeds or any(one != first for one in others):
+    if (0, 0) in seeds or any(other != first for other in others):
         user_warnings.warn(
             "A dataset must be shuffled in the same order in all processes of "
             "a MultiWorkerMirroredStrategy, because each process uses a part "

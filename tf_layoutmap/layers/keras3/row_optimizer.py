@@ -303,7 +303,8 @@ def check_finite(
         ],
     )
     if not any(
-        isinstance(one, TrainsItself) for one in optimizer._trainable_variables
+        isinstance(trainable_variable, TrainsItself)
+        for trainable_variable in optimizer._trainable_variables
     ):
         return is_finite
     return replica_steps.is_true_in_all(is_finite)
@@ -431,7 +432,7 @@ def build(original: Callable[..., Any], optimizer: Any, variables: Any) -> Any:
 
 def _has_missing_averages(optimizer: Any) -> bool:
     averages = getattr(optimizer, "_model_variables_moving_average", ())
-    return any(one is None for one in averages)
+    return any(average is None for average in averages)
 
 
 @contextlib.contextmanager
@@ -454,7 +455,7 @@ def _averaged_variables(optimizer: Any, variables: Any) -> Iterator[list[Any]]:
     kept = [variable for variable, _ in pairs]
     # `vars` bypasses the tracking of attributes.
     vars(optimizer).update(
-        _model_variables_moving_average=[one for _, one in pairs],
+        _model_variables_moving_average=[average for _, average in pairs],
         _trainable_variables=kept,
     )
     try:

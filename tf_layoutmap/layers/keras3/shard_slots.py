@@ -94,21 +94,21 @@ def join_slots(
       number and the order of the elements are therefore the same as for an
       unsharded table.
     """
-    found: dict[int, Any] = {}
+    joined: dict[int, Any] = {}
     for variable in variables:
         joined_table = owner_of(variable)
-        one = variable if joined_table is None else joined_table
-        found.setdefault(id(one), one)
-    return list(found.values())
+        table = variable if joined_table is None else joined_table
+        joined.setdefault(id(table), table)
+    return list(joined.values())
 
 
 def save_slots(variables: Iterable[Any], store: Any) -> None:
     """Writes an optimizer's variables with joined slot variables."""
-    for number, one in enumerate(join_slots(variables)):
-        if isinstance(one, SlotTable):
-            weight_files.save_table(store, str(number), _complete(one))
+    for number, value in enumerate(join_slots(variables)):
+        if isinstance(value, SlotTable):
+            weight_files.save_table(store, str(number), _complete(value))
         else:
-            store[str(number)] = one.numpy()
+            store[str(number)] = value.numpy()
 
 
 def load_slots(variables: Iterable[Any], store: Any) -> bool:
@@ -123,18 +123,18 @@ def load_slots(variables: Iterable[Any], store: Any) -> bool:
         case, no variable is changed.
     """
     joined = [
-        _complete(one) if isinstance(one, SlotTable) else one
-        for one in join_slots(variables)
+        _complete(value) if isinstance(value, SlotTable) else value
+        for value in join_slots(variables)
     ]
     if len(store.keys()) != len(joined):
         return False
-    for number, one in enumerate(joined):
-        weight_files.check_table(store, str(number), one)
-    for number, one in enumerate(joined):
-        if isinstance(one, ShardedVariable):
-            weight_files.load_table(store, str(number), one)
+    for number, value in enumerate(joined):
+        weight_files.check_table(store, str(number), value)
+    for number, value in enumerate(joined):
+        if isinstance(value, ShardedVariable):
+            weight_files.load_table(store, str(number), value)
         else:
-            one.assign(store[str(number)])
+            value.assign(store[str(number)])
     return True
 
 
@@ -185,13 +185,13 @@ class _JoinedList(tf_private.Trackable):
         self, save_type: str = "checkpoint", **kwargs: Any
     ) -> dict[str, Any]:
         children = {}
-        for number, one in enumerate(
+        for number, value in enumerate(
             join_slots(self._variables, self._owner_of)
         ):
-            if isinstance(one, SlotTable):
-                one = one.joined_table
-            if isinstance(one, tf_private.Trackable):
-                children[str(number)] = one
+            if isinstance(value, SlotTable):
+                value = value.joined_table
+            if isinstance(value, tf_private.Trackable):
+                children[str(number)] = value
         return children
 
     # The original list also records the number of the latest restore.
@@ -282,7 +282,7 @@ class _ShardSlots:
         return {
             name: self._join(name, child)
             if isinstance(child, list | tuple)
-            and any(self._owner_of(one) is not None for one in child)
+            and any(self._owner_of(element) is not None for element in child)
             else child
             for name, child in children.items()
         }
@@ -309,7 +309,9 @@ def _shards_of_tables(
 
     If `variables` does not contain all shards of a table, the table is skipped.
     """
-    weights = [one for one in variables if isinstance(one, ShardOfTable)]
+    weights = [
+        variable for variable in variables if isinstance(variable, ShardOfTable)
+    ]
     shards_of: dict[int, set[int]] = {}
     for weight in weights:
         shards_of.setdefault(id(weight.table), set()).add(weight.shard)
@@ -404,4 +406,6 @@ def _slots_of(optimizer: Any) -> _ShardSlots | None:
 
 
 def _is_joined(optimizer: Any) -> bool:
-    return any(slot_table_of(one) is not None for one in optimizer.variables)
+    return any(
+        slot_table_of(variable) is not None for variable in optimizer.variables
+    )

@@ -383,12 +383,12 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             if self.optimizer or self._is_on_mesh or self._copied_weight
             else self._shard_weights
         )
-        passed = [keras_private.stateless_value(one) for one in weights]
-        if all(one is None for one in passed):
+        passed = [keras_private.stateless_value(weight) for weight in weights]
+        if all(value is None for value in passed):
             return None
         return [
-            weight.value if one is None else one
-            for weight, one in zip(weights, passed)
+            weight.value if value is None else value
+            for weight, value in zip(weights, passed)
         ]
 
     def _marks_variable(self) -> tf.Variable:
@@ -409,8 +409,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             # Without a mesh, for example in an exported model, TensorFlow's ops
             # look up the rows.
             return super().call(inputs)
-        found = host_lookups.rows_for(table, inputs)
-        if found is None:
+        rows = host_lookups.rows_for(table, inputs)
+        if rows is None:
             if not tf.executing_eagerly():
                 raise NotImplementedError(
                     mesh_keys.traced_keys_error(self.name)
@@ -427,10 +427,10 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                     self._marks.value, resumes=True
                 ),
             )
-            found = host_lookups.RowsOnMesh(
+            rows = host_lookups.RowsOnMesh(
                 lookup, transfer.to_replicated(lookup.rows, self._marks.mesh)
             )
-        return mesh_keys.connect(found, self._marks.value, self.compute_dtype)
+        return mesh_keys.connect(rows, self._marks.value, self.compute_dtype)
 
     def _call_on_mesh(self, inputs: Any) -> Any:
         ids = (

@@ -49,7 +49,7 @@ class GradientSum:
         is_sparse = isinstance(gradient, tf.IndexedSlices)
         new = [gradient.indices, gradient.values] if is_sparse else [gradient]
         with tf.device(HOST):
-            new = [tf.convert_to_tensor(one) for one in new]
+            new = [tf.convert_to_tensor(part) for part in new]
             self._create(new, is_sparse)
             position = tf.cast(position, tf.int64)
             count = tf.where(
@@ -58,8 +58,8 @@ class GradientSum:
                 self._count.read_value(),
             )
             total = [
-                _joined(part.read_value(), one, count, is_sparse=is_sparse)
-                for part, one in zip(self._parts, new)
+                _joined(part.read_value(), new_part, count, is_sparse=is_sparse)
+                for part, new_part in zip(self._parts, new)
             ]
             tf.cond(
                 tf.equal(count, position), lambda: 0, lambda: self._warn(count)
@@ -102,14 +102,14 @@ class GradientSum:
             self._parts = [
                 tf_private.ResourceVariable(
                     tf.zeros(
-                        [0, *one.shape[1:]] if is_sparse else one.shape,
-                        one.dtype,
+                        [0, *part.shape[1:]] if is_sparse else part.shape,
+                        part.dtype,
                     ),
-                    shape=[None, *one.shape[1:]] if is_sparse else None,
+                    shape=[None, *part.shape[1:]] if is_sparse else None,
                     trainable=False,
                     name="accumulated",
                 )
-                for one in new
+                for part in new
             ]
 
     def _warn(self, count: tf.Tensor) -> int:

@@ -123,16 +123,20 @@ class ReplacedEmbedding(
         weight.value.assign(old.value)
         weight._path = old.path
         # Weights are compared by identity, because `==` compares values.
-        others = [one for one in self._trainable_variables if one is not old]
+        others = [
+            variable
+            for variable in self._trainable_variables
+            if variable is not old
+        ]
         self._tracker.unlock()
-        for one in (old, *others):
-            self._untrack_variable(one)
+        for variable in (old, *others):
+            self._untrack_variable(variable)
         self._tracker.unlock()
         # `Layer.__delattr__` would also run the garbage collector.
         super(keras.layers.Layer, self).__delattr__("_embeddings")
         self._embeddings = weight
-        for one in others:
-            self._track_variable(one)
+        for variable in others:
+            self._track_variable(variable)
         self._tracker.lock()
         weight.trainable = old.trainable
 
@@ -210,13 +214,13 @@ class ReplacedEmbedding(
 
 
 def _stock_class(config: dict[str, str]) -> type:
-    found = keras.saving.get_registered_object(config["registered_name"])
-    if found is None and config["module"].partition(".")[0] in _PACKAGES:
-        found = getattr(
+    stock = keras.saving.get_registered_object(config["registered_name"])
+    if stock is None and config["module"].partition(".")[0] in _PACKAGES:
+        stock = getattr(
             importlib.import_module(config["module"]), config["name"], None
         )
-    if not isinstance(found, type) or not issubclass(
-        found, keras.layers.Embedding
+    if not isinstance(stock, type) or not issubclass(
+        stock, keras.layers.Embedding
     ):
         raise ValueError(
             "The class of a replaced layer must be a subclass of "
@@ -224,7 +228,7 @@ def _stock_class(config: dict[str, str]) -> type:
             "`keras.saving.register_keras_serializable`. Received: "
             f"{config['module']}.{config['name']}."
         )
-    return found
+    return stock
 
 
 @functools.cache
@@ -297,10 +301,10 @@ class Keras3Replacer(Replacer):
     def replace(self, model: Any, *, dry_run: bool, **options: Any) -> Any:
         report = super().replace(model, dry_run=dry_run, **options)
         if report.replaced and not dry_run:
-            for one in self.models_of(list(model._flatten_layers())):
-                if one.compiled and one.jit_compile:
+            for changed_model in self.models_of(list(model._flatten_layers())):
+                if changed_model.compiled and changed_model.jit_compile:
                     # XLA has no kernels for the ops of tables.
-                    one.jit_compile = False
+                    changed_model.jit_compile = False
         return report
 
 

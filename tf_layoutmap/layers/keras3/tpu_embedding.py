@@ -256,7 +256,7 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         """Calls the layer; only Keras 3 models may call it."""
         input_ids.check_inputs(inputs, self.name)
         if not self.built and any(
-            one is None for one in tf.nest.flatten([args, kwargs])
+            argument is None for argument in tf.nest.flatten([args, kwargs])
         ):
             # To build a layer, some versions of Keras read the shape of each
             # element of an argument, and raise an error for None in a dict.

@@ -87,7 +87,11 @@ def add_variable(
 
 
 def _used_variables(optimizer: Any) -> list[Any]:
-    return [one for one in optimizer.variables if _UNUSED not in vars(one)]
+    return [
+        variable
+        for variable in optimizer.variables
+        if _UNUSED not in vars(variable)
+    ]
 
 
 def save_own_variables(
@@ -209,9 +213,11 @@ def legacy_weights(original: Callable[..., Any], layer: Any) -> list[Any]:
     Raises:
       NotImplementedError: If the file would omit tables of the layer.
     """
-    for one in getattr(layer, "weights", ()):
+    for weight in getattr(layer, "weights", ()):
         missing = (
-            one.unlisted_tables() if isinstance(one, SelfTrained) else None
+            weight.unlisted_tables()
+            if isinstance(weight, SelfTrained)
+            else None
         )
         if missing is not None:
             raise NotImplementedError(
@@ -221,15 +227,19 @@ def legacy_weights(original: Callable[..., Any], layer: Any) -> list[Any]:
                 f"layer {layer.name!r}."
             )
     if not any(
-        isinstance(one, SelfTrained) and not isinstance(one, tf.Variable)
-        for one in getattr(layer, "weights", ())
+        isinstance(weight, SelfTrained) and not isinstance(weight, tf.Variable)
+        for weight in getattr(layer, "weights", ())
     ):
         return original(layer)
     return [*layer.trainable_weights, *layer.non_trainable_weights]
 
 
 def _without_self_trained(variables: Any) -> list[Any]:
-    return [one for one in variables if not isinstance(one, SelfTrained)]
+    return [
+        variable
+        for variable in variables
+        if not isinstance(variable, SelfTrained)
+    ]
 
 
 def _apply_separately(
@@ -240,20 +250,22 @@ def _apply_separately(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    own = [pair for pair in pairs if isinstance(pair[1], SelfTrained)]
+    self_trained = [pair for pair in pairs if isinstance(pair[1], SelfTrained)]
     others = [pair for pair in pairs if not isinstance(pair[1], SelfTrained)]
-    for gradient, variable in own:
+    for gradient, variable in self_trained:
         if gradient is None:
             raise ValueError(variable.missing_gradient_error())
     step = None
-    if any(variable.follows_model for _, variable in own):
+    if any(variable.follows_model for _, variable in self_trained):
         # The step is computed before the optimizer counts it.
-        step, own, others = _model_step(optimizer, own, others)
+        step, self_trained, others = _model_step(
+            optimizer, self_trained, others
+        )
     if any(gradient is not None for gradient, _ in others):
         result = apply(others, *args, **kwargs)
     else:
         result = count(1)
-    for gradient, variable in own:
+    for gradient, variable in self_trained:
         with variable.applying(step):
             if _is_summed(optimizer, args, kwargs):
                 variable.apply_summed_gradient(gradient, optimizer)
@@ -263,16 +275,18 @@ def _apply_separately(
 
 
 def _model_step(
-    optimizer: Any, own: list[Any], others: list[Any]
+    optimizer: Any, self_trained: list[Any], others: list[Any]
 ) -> tuple[ModelStep, list[Any], list[Any]]:
     """Returns the current step of an optimizer, with clipped gradients."""
-    for _, variable in own:
+    for _, variable in self_trained:
         variable.follow(optimizer)
-    pairs = [*own, *others]
+    pairs = [*self_trained, *others]
     clipped, _ = model_optimizer.clip_all(
         optimizer,
         [gradient for gradient, _ in pairs],
-        lambda index: index >= len(own) or pairs[index][1].follows_model,
+        lambda index: (
+            index >= len(self_trained) or pairs[index][1].follows_model
+        ),
         scale=None,
         sums_equal_ids=False,
     )
@@ -286,7 +300,7 @@ def _model_step(
         sums_equal_ids=True,
         clips_sums=False,
     )
-    return step, pairs[: len(own)], pairs[len(own) :]
+    return step, pairs[: len(self_trained)], pairs[len(self_trained) :]
 
 
 def _is_summed(optimizer, args, kwargs) -> bool:

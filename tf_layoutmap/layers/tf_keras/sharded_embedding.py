@@ -101,10 +101,10 @@ class TableOnTPU(SelfTrained):
     def create(cls, steps: ProgramSteps, table: TrainedTable) -> Any:
         """Creates the weight of a table in the scope of the strategy."""
         patches.ensure("tf_keras_self_training")
-        found: Any = tf.Variable(tf.zeros([]), trainable=True, name="marks")
-        found.__class__ = type(cls.__name__, (cls, type(found)), {})
-        found.steps, found.table = steps, table
-        return found
+        weight: Any = tf.Variable(tf.zeros([]), trainable=True, name="marks")
+        weight.__class__ = type(cls.__name__, (cls, type(weight)), {})
+        weight.steps, weight.table = steps, table
+        return weight
 
     @property
     def shape(self) -> tf.TensorShape:
@@ -165,10 +165,10 @@ class OpenTable(SelfTrained, row_gradients.OpenRows):
     def of_table(cls, table: Any) -> OpenTable:
         """Creates the weight of a built table."""
         patches.ensure("tf_keras_self_training")
-        found = super().of_table(table)
+        open_table = super().of_table(table)
         # The method `compile` of tf_keras reads this attribute of every weight.
-        found._distribute_strategy = strategy_in_scope()
-        return found
+        open_table._distribute_strategy = strategy_in_scope()
+        return open_table
 
     def missing_gradient_error(self) -> str:
         """Returns the error message for a step without a gradient."""

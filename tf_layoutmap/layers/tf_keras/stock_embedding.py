@@ -94,11 +94,11 @@ class ReplacedEmbedding(ReplacedLayer, ShardedEmbedding, _StockEmbedding):
 
 
 def _stock_class(name: str) -> type:
-    found = tf_keras.saving.get_registered_object(name)
-    if found is None and name == "Embedding":
-        found = tf_keras.layers.Embedding
-    if not isinstance(found, type) or not issubclass(
-        found, tf_keras.layers.Embedding
+    stock = tf_keras.saving.get_registered_object(name)
+    if stock is None and name == "Embedding":
+        stock = tf_keras.layers.Embedding
+    if not isinstance(stock, type) or not issubclass(
+        stock, tf_keras.layers.Embedding
     ):
         raise ValueError(
             "The class of a replaced layer must be a subclass of "
@@ -106,7 +106,7 @@ def _stock_class(name: str) -> type:
             "`tf_keras.saving.register_keras_serializable`. Received: "
             f"{name!r}."
         )
-    return found
+    return stock
 
 
 @functools.cache
@@ -203,7 +203,7 @@ def convert(layer: Any, optimizer: Any, num_shards: int) -> None:
         del layer.embeddings
         layer.built = False
         layer._callable_losses = [
-            one for one in layer._callable_losses if not _reads(one, old)
+            loss for loss in layer._callable_losses if not _reads(loss, old)
         ]
     object.__setattr__(layer, "__class__", replaced_class(type(layer)))
     layer._set_up(optimizer, num_shards)
@@ -216,5 +216,5 @@ def convert(layer: Any, optimizer: Any, num_shards: int) -> None:
 def _reads(loss: Any, weight: Any) -> bool:
     """Returns whether a loss is the regularizer of a weight."""
     return isinstance(loss, functools.partial) and any(
-        one is weight for one in loss.args
+        arg is weight for arg in loss.args
     )

@@ -129,14 +129,14 @@ class StepVariable(StepMethods, tf_private.ResourceVariable):
     ) -> StepVariable:
         """Creates the weight for the strategy of the current scope."""
         with tf.device(steps.variable_device):
-            found = cls(
+            variable = cls(
                 tf.zeros(steps.mark_shape),
                 name="marks",
                 trainable=True,
                 distribute_strategy=strategy_in_scope(),
             )
-        found.steps = steps
-        return found
+        variable.steps = steps
+        return variable
 
 
 def create_marks(steps: key_table.KeyTable | EmbeddingSteps) -> Any:
@@ -149,12 +149,12 @@ def create_marks(steps: key_table.KeyTable | EmbeddingSteps) -> Any:
         with tf.init_scope():
             return StepVariable.create(steps)
     patches.ensure("tf_keras_self_training")
-    found: Any = tf.Variable(
+    marks: Any = tf.Variable(
         tf.zeros(steps.mark_shape), trainable=True, name="marks"
     )
-    found.__class__ = type("StepVariableOnTPU", (StepMethods, type(found)), {})
-    found.steps = steps
-    return found
+    marks.__class__ = type("StepVariableOnTPU", (StepMethods, type(marks)), {})
+    marks.steps = steps
+    return marks
 
 
 @tf_keras.saving.register_keras_serializable("tf_layoutmap")

@@ -51,7 +51,7 @@ def create(
         op = original(graph, op_type, inputs, *args, **kwargs)
         _check_ranks(op)
         return op
-    given = (
+    arguments = (
         dict(
             zip(
                 (
@@ -67,7 +67,7 @@ def create(
         )
         | kwargs
     )
-    name = given.get("name") or op_type
+    name = arguments.get("name") or op_type
     name = (
         name[:-1]
         if name.endswith("/")
@@ -77,11 +77,11 @@ def create(
     inputs = [as_constant(trace.input(x, op_type)) for x in inputs]
     if extent is not None:
         inputs = [trace.pinned(x, extent, op_type) for x in inputs]
-    given["attrs"] = {
-        **(given.get("attrs") or {}),
+    arguments["attrs"] = {
+        **(arguments.get("attrs") or {}),
         errors.NAME_ATTRIBUTE: tf.compat.v1.AttrValue(s=name.encode()),
     }
-    op = original(graph, op_type, inputs, **given)
+    op = original(graph, op_type, inputs, **arguments)
     _check_ranks(op)
     if extent is not None:
         trace.add_results(op.outputs, extent)
