@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import numpy as np
@@ -20,7 +20,9 @@ import numpy as np
 from tf_layoutmap._core import checks, user_warnings
 
 if TYPE_CHECKING:
-    from tf_layoutmap._core.types import DTypeLike
+    import numpy.typing as npt
+
+    from tf_layoutmap._core.types import DTypeLike, PlacementFunction
 
 PLACEMENTS = ("div", "mod", "offsets", "callable")
 
@@ -59,7 +61,7 @@ class RowPartition:
 
     placement: str
     offsets: tuple[int, ...]
-    function: Callable[[Any], tuple[Any, Any]] | None = None
+    function: PlacementFunction | None = None
 
     def __post_init__(self):
         checks.check_one_of("placement", self.placement, PLACEMENTS)
@@ -134,7 +136,7 @@ class RowPartition:
 
     @classmethod
     def from_callable(
-        cls, function: Callable[[Any], tuple[Any, Any]], sizes: Sequence[int]
+        cls, function: PlacementFunction, sizes: Sequence[int]
     ) -> RowPartition:
         """Returns a partition that a function defines.
 
@@ -187,7 +189,7 @@ class RowPartition:
             and self.num_shards == 1
         )
 
-    def locate(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
+    def locate(self, rows: npt.ArrayLike) -> tuple[np.ndarray, np.ndarray]:
         """Returns the shard and the local row of each global row.
 
         Args:

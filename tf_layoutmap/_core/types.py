@@ -26,6 +26,7 @@ from typing import (
 
 if TYPE_CHECKING:
     import keras
+    import numpy as np
     import numpy.typing as npt
     import tensorflow as tf
 
@@ -42,6 +43,14 @@ ShapeLike: TypeAlias = (
 
 DTypeLike: TypeAlias = "tf.DType | npt.DTypeLike | int"
 """A value that `tf.as_dtype` accepts."""
+
+RowNumbers: TypeAlias = "np.ndarray | tf.Tensor"
+"""Integers that number rows or shards."""
+
+PlacementFunction: TypeAlias = (
+    "Callable[[RowNumbers], tuple[RowNumbers, RowNumbers]]"
+)
+"""A function of global rows that returns shards and local rows."""
 
 ShardCounts: TypeAlias = "Callable[..., Sequence[int]]"
 """A partitioner: a callable of shape and dtype with a number for each axis."""

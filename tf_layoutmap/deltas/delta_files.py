@@ -50,7 +50,7 @@ def staging_path(path: str) -> str:
 def write_files(
     path: str,
     tensors: Mapping[str, Array | ChangedValues],
-    make_meta: Callable[[dict[str, dict[str, Any]]], Meta],
+    make_meta: Callable[[dict[str, chain.FileOfDelta]], Meta],
 ) -> Delta:
     """Writes a delta, which readers see completely or not at all.
 

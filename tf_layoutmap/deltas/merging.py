@@ -176,22 +176,23 @@ def _write_merged(deltas: Sequence[Delta], target: str) -> Delta:
     first, last = deltas[0].meta, deltas[-1].meta
     _check_same_tables(deltas)
     tensors: dict[str, Array] = {}
-    tables: dict[str, dict[str, Any]] = {}
+    tables: dict[str, chain.TableOfDelta] = {}
     for table, of_last in last.tables.items():
         merged = _merged_table(deltas, table, of_last["variables"])
         tables[table] = {**of_last, "num_rows": len(merged[base_file.ROWS])}
-        if "from_step" in of_last:
-            tables[table]["from_step"] = first.tables[table]["from_step"]
+        of_first = first.tables[table]
+        if "from_step" in of_last and "from_step" in of_first:
+            tables[table]["from_step"] = of_first["from_step"]
         tensors.update(
             {f"{table}/{name}": value for name, value in merged.items()}
         )
-    weights: dict[str, dict[str, Any]] = {}
+    weights: dict[str, chain.WeightOfDelta] = {}
     for delta in deltas:
         for label, described in delta.meta.weights.items():
-            before = weights.get(label, {"is_changed": False})
+            is_changed = label in weights and weights[label]["is_changed"]
             weights[label] = {
                 **described,
-                "is_changed": described["is_changed"] or before["is_changed"],
+                "is_changed": described["is_changed"] or is_changed,
             }
     for label in weights:
         value = model_weights.read_changed(label, deltas)

@@ -320,7 +320,7 @@ class ProcessesDelta:
             label, value, sum(counts[: self._group.rank]), sum(counts)
         )
 
-    def write_part(self, slices: Sequence[Slice]) -> dict[str, Any] | None:
+    def write_part(self, slices: Sequence[Slice]) -> chain.FileOfDelta | None:
         """Writes the part of this process.
 
         Args:
@@ -351,8 +351,8 @@ class ProcessesDelta:
 
     def finish(
         self,
-        wait: Callable[[], dict[str, Any] | None],
-        make_meta: Callable[[dict[str, dict[str, Any]]], Meta],
+        wait: Callable[[], chain.FileOfDelta | None],
+        make_meta: Callable[[dict[str, chain.FileOfDelta]], Meta],
     ) -> Delta:
         """Waits for the parts of all processes, and completes the delta.
 
@@ -402,8 +402,8 @@ class ProcessesDelta:
 
     def _merge(
         self,
-        parts: list[dict[str, Any] | None],
-        make_meta: Callable[[dict[str, dict[str, Any]]], Meta],
+        parts: list[chain.FileOfDelta | None],
+        make_meta: Callable[[dict[str, chain.FileOfDelta]], Meta],
     ) -> str:
         """Merges the parts, and gives the delta its name.
 
@@ -460,7 +460,7 @@ class ProcessesDelta:
             raise
 
 
-def describe(path: str) -> dict[str, Any]:
+def describe(path: str) -> chain.FileOfDelta:
     """Returns the entry of a file in `Meta.files`."""
     return {
         "num_bytes": storage.size(path),

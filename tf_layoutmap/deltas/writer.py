@@ -555,7 +555,7 @@ class DeltaWriter:
         return contents
 
     def _meta(
-        self, contents: _Contents, of_files: dict[str, dict[str, Any]]
+        self, contents: _Contents, of_files: dict[str, chain.FileOfDelta]
     ) -> Meta:
         return Meta(
             chain.last_sequence(self._deltas) + 1,
@@ -693,7 +693,7 @@ class _Contents:
     """
 
     tensors: dict[str, dict[str, Array]]
-    tables: dict[str, dict[str, Any]]
+    tables: dict[str, chain.TableOfDelta]
     sketches: dict[str, Array]
     steps: dict[str, int]
     copies: _Copies

@@ -123,7 +123,7 @@ class Explanation:
             for problem in v.problems
         ] + [f"Key {key!r} {reason}." for key, reason in self.unused.items()]
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Returns the report as plain data that can be converted to JSON."""
         return dataclasses.asdict(self)
 

@@ -59,7 +59,7 @@ class ExportReport:
     metrics_before: dict[str, float] | None = None
     metrics_after: dict[str, float] | None = None
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Returns the report as a dict that JSON supports."""
         return dataclasses.asdict(self)
 

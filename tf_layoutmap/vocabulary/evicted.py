@@ -16,6 +16,8 @@ from tf_layoutmap._core import files, paths
 from tf_layoutmap.deltas.served import storage
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from tf_layoutmap.vocabulary.kept_strings import KeptStrings
 
 
@@ -49,10 +51,10 @@ class EvictedKeys:
     """
 
     table: str
-    keys: np.ndarray[Any, Any]
-    rows: np.ndarray[Any, Any]
-    slots: dict[str, np.ndarray[Any, Any]]
-    strings: np.ndarray[Any, Any] | None = None
+    keys: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.floating]
+    slots: dict[str, npt.NDArray[np.float32]]
+    strings: npt.NDArray[np.object_] | None = None
 
 
 def teller(

@@ -17,7 +17,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from . import storage
 
@@ -29,6 +29,32 @@ TENSORS = "delta"
 _CHUNK_BYTES = 2**20
 # Attributes of `Meta` that `meta.json` contains only if they are not empty.
 _OPTIONAL = ("merged", "writers", "weights")
+
+
+class FileOfDelta(TypedDict):
+    """Description of a file; see `Meta.files`."""
+
+    num_bytes: int
+    sha256: str
+
+
+class TableOfDelta(TypedDict):
+    """Description of a table; see `Meta.tables`."""
+
+    num_rows: int
+    variables: list[str]
+    from_step: NotRequired[int]
+    to_step: NotRequired[int]
+    table: NotRequired[str]
+    prefix: NotRequired[str]
+
+
+class WeightOfDelta(TypedDict):
+    """Description of a weight; see `Meta.weights`."""
+
+    key: str
+    is_changed: bool
+    is_state: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +94,12 @@ class Meta:
     base: str
     prefix: str
     previous: str
-    tables: dict[str, dict[str, Any]]
-    files: dict[str, dict[str, Any]]
+    tables: dict[str, TableOfDelta]
+    files: dict[str, FileOfDelta]
     merged: tuple[str, ...] = ()
     writers: tuple[str, ...] = ()
-    weights: dict[str, dict[str, Any]] = dataclasses.field(
-        default_factory=dict[str, dict[str, Any]]
+    weights: dict[str, WeightOfDelta] = dataclasses.field(
+        default_factory=dict[str, WeightOfDelta]
     )
 
     @property

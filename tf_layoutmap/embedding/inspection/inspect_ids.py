@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from tf_layoutmap.vocabulary import key_tensors
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from tf_layoutmap._core.types import (
         FeatureConfigs,
         TableConfig,
@@ -46,14 +49,14 @@ class IdReport:
     """
 
     num_batches: int
-    features: dict[str, dict[str, Any]]
-    tables: dict[str, dict[str, Any]]
+    features: dict[str, dict[str, object]]
+    tables: dict[str, dict[str, object]]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Returns the report as a dict that JSON can represent."""
         return dataclasses.asdict(self)
 
-    def print(self, console: Any = None):
+    def print(self, console: Console | None = None) -> None:
         """Prints the numbers as tables.
 
         If a table is wider than the console, it is split into several tables.
@@ -96,7 +99,7 @@ class IdReport:
         """Returns an HTML page that contains all tables and plots."""
         return html_report.page(self)
 
-    def save_html(self, path: Any):
+    def save_html(self, path: str | os.PathLike[str]) -> None:
         """Writes the HTML page to a file.
 
         Args:

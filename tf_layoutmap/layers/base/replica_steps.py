@@ -96,8 +96,7 @@ def apply_once(
       ids: `[num_ids]`, ids of rows, int32 or int64.
       values: `[num_ids, dim]` float32, gradients of the rows.
       table: Name of the table, for messages.
-      is_summed: Whether the gradients of each replica are already those of the
-        global batch.
+      is_summed: Whether each replica passes the gradients of the global batch.
 
     Raises:
       RuntimeError: If a replica calls this function in a `tf.function`, a loop
