@@ -70,10 +70,9 @@ NO_KEYS_ON_TPU = Impossible(
     "The rows of a table on a TPU have fixed ids, because the TPU itself looks "
     'them up. Use `engine="host"`.',
 )
-LAYER_ON_MESH = Impossible(
+TF_KERAS_TABLES_ON_MESH = Impossible(
     "is not supported on a mesh, because DTensor cannot run the steps",
-    "The tables of a `TPUEmbedding` are on the host. "
-    "`tlm.layers.ShardedEmbedding` has a table on the mesh.",
+    "On a mesh, a `TPUEmbedding` requires Keras 3.",
 )
 TF_KERAS_ON_MESH = Impossible(
     "tf_keras.ShardedEmbedding is not supported on a mesh; use",
@@ -300,41 +299,37 @@ SECTIONS["tpu"] = Section(
     ALL,
     dict(
         [
-            row("`fit`, closed table", mesh=LAYER_ON_MESH),
+            row("`fit`, closed table"),
             row(
                 "`fit`, open vocabulary",
                 mirrored=STEPS_OF_REPLICAS,
                 replicated=STEPS_OF_REPLICAS,
                 sharded=STEPS_OF_REPLICAS,
-                mesh=LAYER_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
                 "`tlm.export`",
-                mesh=LAYER_ON_MESH,
             ),
-            row("`.keras` file", mesh=LAYER_ON_MESH),
-            row("`.weights.h5` file", mesh=LAYER_ON_MESH),
-            row("checkpoint", mesh=LAYER_ON_MESH),
+            row("`.keras` file"),
+            row("`.weights.h5` file"),
+            row("checkpoint"),
             row(
                 "optimizer with gradient accumulation",
                 mirrored=NO_ACCUMULATION,
                 replicated=NO_ACCUMULATION,
                 sharded=NO_ACCUMULATION,
                 servers=NO_ACCUMULATION,
-                mesh=LAYER_ON_MESH,
+                mesh=NO_ACCUMULATION,
                 tpu=NO_ACCUMULATION,
                 tpu_host=NO_ACCUMULATION,
             ),
             row(
                 "several calls of the layer in a step",
-                mesh=LAYER_ON_MESH,
                 tpu=ONE_CALL_ON_TPU,
                 tpu_host=ONE_CALL_ON_TPU,
             ),
             row(
                 "`EarlyStopping(restore_best_weights=True)`",
-                mesh=LAYER_ON_MESH,
             ),
         ]
     ),
@@ -377,48 +372,48 @@ SECTIONS["tf_keras tpu"] = Section(
         [
             row(
                 "`fit`, closed table",
-                mesh=LAYER_ON_MESH,
+                mesh=TF_KERAS_TABLES_ON_MESH,
             ),
             row(
                 "`fit`, open vocabulary",
                 mirrored=STEPS_OF_REPLICAS,
                 replicated=STEPS_OF_REPLICAS,
                 sharded=STEPS_OF_REPLICAS,
-                mesh=LAYER_ON_MESH,
+                mesh=TF_KERAS_TABLES_ON_MESH,
                 tpu=NO_KEYS_ON_TPU,
             ),
             row(
                 "`tlm.export`",
-                mesh=LAYER_ON_MESH,
+                mesh=TF_KERAS_TABLES_ON_MESH,
             ),
             row(
                 "`.keras` file",
-                mesh=LAYER_ON_MESH,
+                mesh=TF_KERAS_TABLES_ON_MESH,
             ),
             row(
                 "`.weights.h5` file",
-                mesh=LAYER_ON_MESH,
+                mesh=TF_KERAS_TABLES_ON_MESH,
             ),
             row(
                 "`.h5` file",
                 sharded=NO_SHARDS_IN_LEGACY_FILES,
-                mesh=LAYER_ON_MESH,
+                mesh=TF_KERAS_TABLES_ON_MESH,
                 tpu=Impossible(
                     "A table on a TPU is not supported in legacy .h5 files",
                     "The rows are on the TPU and are not weights. Use "
                     "`.weights.h5`.",
                 ),
             ),
-            row("checkpoint", mesh=LAYER_ON_MESH),
+            row("checkpoint", mesh=TF_KERAS_TABLES_ON_MESH),
             row(
                 "several calls of the layer in a step",
-                mesh=LAYER_ON_MESH,
+                mesh=TF_KERAS_TABLES_ON_MESH,
                 tpu=ONE_CALL_ON_TPU,
                 tpu_host=ONE_CALL_ON_TPU,
             ),
             row(
                 "`EarlyStopping(restore_best_weights=True)`",
-                mesh=LAYER_ON_MESH,
+                mesh=TF_KERAS_TABLES_ON_MESH,
             ),
         ]
     ),

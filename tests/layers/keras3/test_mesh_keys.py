@@ -404,7 +404,7 @@ def test_a_failed_step_leaves_no_gradients(mesh):
     host, meshed = both(mesh, model_of)
     for model in (host, meshed):
         fit(model, x, y)
-    steps = meshed.get_layer("words")._mesh_keys
+    steps = meshed.get_layer("words")._host_tables
     steps.start_step()
     steps.weight._value.assign(
         tlm.layout.to_mesh(

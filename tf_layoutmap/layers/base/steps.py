@@ -404,6 +404,23 @@ class EmbeddingSteps:
             flat = self._connect_weights(flat, inputs, weights)
         return tf.nest.pack_sequence_as(self.feature_config, flat)
 
+    def open(
+        self, inputs: Any, weights: Any
+    ) -> tuple[Callable[[Sequence[tf.Tensor]], tf.Tensor], list[tf.Tensor]]:
+        """Starts a step on the host without a gradient tape.
+
+        Args:
+          inputs: Structure of the feature config, as for `enqueue`.
+          weights: None, or weights in the same structure as `inputs`.
+
+        Returns:
+          A function that stores the gradients of the activations and returns
+          their mark; and the activations of each feature.
+        """
+        inputs, weights = self._truncate(inputs, weights)
+        self.access.check_can_train(self._layer)
+        return self.access.open(inputs, weights)
+
     def _connect_weights(
         self, activations: Sequence[tf.Tensor], inputs: Any, weights: Any
     ) -> Sequence[tf.Tensor]:
@@ -683,9 +700,8 @@ def mesh_error(layer_class: str, layer: str) -> str:
     return (
         f"{layer_class} is not supported on a mesh, because DTensor cannot run "
         "the steps of its tables, which are on the host; use "
-        "tlm.layers.ShardedEmbedding of Keras 3, whose table is on the mesh, "
-        "or build the layer outside of `layout_map_scope`. Received: layer "
-        f"{layer!r}."
+        "tlm.layers.TPUEmbedding of Keras 3, or build the layer outside of "
+        f"`layout_map_scope`. Received: layer {layer!r}."
     )
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tf_layoutmap._core import keras_private, tf_private
 from tf_layoutmap.layers.base import steps as base_steps
 from tf_layoutmap.layers.base.key_table import KeyTable
-from tf_layoutmap.layers.keras3.tpu_embedding import StepWeight
+from tf_layoutmap.layers.keras3.step_weight import StepWeight
 from tf_layoutmap.layout.keras3 import backend_ops
 
 

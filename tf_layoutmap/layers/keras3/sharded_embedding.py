@@ -10,11 +10,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import (
-    function_traces,
     keras_private,
     patches,
     placeholders,
@@ -30,7 +28,7 @@ from tf_layoutmap.layers.base.key_table import KeyTable
 from tf_layoutmap.layers.base.program_steps import ProgramSteps
 from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
 from tf_layoutmap.layers.keras3 import (
-    mesh_keys,
+    mesh_host_tables,
     mesh_weights,
     process_fit,
 )
@@ -41,16 +39,14 @@ from tf_layoutmap.layers.keras3.host_weights import (
     TableWeightOnTPU,
 )
 from tf_layoutmap.layers.keras3.key_table_weight import KeyTableWeight
-from tf_layoutmap.layers.keras3.mesh_keys import MeshKeys
+from tf_layoutmap.layers.keras3.mesh_host_tables import MeshKeys
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
-from tf_layoutmap.layers.keras3.tpu_embedding import StepWeight
+from tf_layoutmap.layers.keras3.step_weight import StepWeight
 from tf_layoutmap.layout.keras3 import (
     backend_ops,
     embedding_rows,
-    host_lookups,
 )
 from tf_layoutmap.layout.keras3 import context as mesh_context
-from tf_layoutmap.layout.mesh import tracing, transfer
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
@@ -160,7 +156,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     _row_optimizer = RowOptimizer
     _is_on_mesh = False
     # The table, if it has an open vocabulary and the layer is on a mesh.
-    _mesh_keys: MeshKeys | None = None
+    _host_tables: MeshKeys | None = None
 
     @overload
     def __call__(
@@ -262,18 +258,12 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 else KeyTableWeight(table)
             )
             return
-        if context.mesh.num_local_devices() < context.mesh.size:
-            raise NotImplementedError(
-                "All devices of a mesh must belong to this process if a table "
-                "has an open vocabulary, which is on the host of one process. "
-                f"Received: a mesh with {context.mesh.num_local_devices()} of "
-                f"{context.mesh.size} devices in this process (layer "
-                f"{self.name!r})."
-            )
-        with mesh_context.activated(None), tf.device(tables.HOST):
+        with mesh_host_tables.creating_tables(context, self.name):
             table.build(None)
-        keys = self._mesh_keys = MeshKeys(table)
-        self._marks = mesh_keys.MeshStepWeight(keys, context, owner)
+        self._host_tables = MeshKeys(table)
+        self._marks = mesh_host_tables.MeshStepWeight(
+            self._host_tables, context, owner
+        )
 
     def _support_string_batches(self) -> None:
         patches.ensure("keras3_string_batches")
@@ -353,8 +343,11 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             # The planner derives the layouts of the table from this op.
             rows = tf.gather(self._embeddings.value, self._ids(inputs))
             return tf.cast(rows, self.compute_dtype)
-        if self._mesh_keys is not None:
-            return self._rows_of_keys_on_mesh(inputs, self._mesh_keys)
+        if self._host_tables is not None:
+            if not mesh_host_tables.runs_on_mesh():
+                return super().call(inputs)
+            (rows,) = self._host_tables.rows_on_mesh(inputs, None)
+            return tf.cast(rows, self.compute_dtype)
         if self._is_on_mesh:
             return self._call_on_mesh(inputs)
         return super().call(inputs)
@@ -401,36 +394,6 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
 
     def _check_keras_version(self, inputs: Any) -> None:
         keras_version_guard.check_not_tf_keras(self, inputs)
-
-    def _rows_of_keys_on_mesh(self, inputs: Any, table: MeshKeys) -> Any:
-        if keras_private.is_abstract() or not (
-            tf.executing_eagerly() or tracing.traced_for_mesh()
-        ):
-            # Without a mesh, for example in an exported model, TensorFlow's ops
-            # look up the rows.
-            return super().call(inputs)
-        rows = host_lookups.rows_for(table, inputs)
-        if rows is None:
-            if not tf.executing_eagerly():
-                raise NotImplementedError(
-                    mesh_keys.traced_keys_error(self.name)
-                )
-            if not isinstance(inputs, tf.Tensor | np.ndarray):
-                raise TypeError(
-                    "On a mesh, keys must be a dense tensor of integers or "
-                    f"strings. Received: {type(inputs).__name__} (layer "
-                    f"{self.name!r})."
-                )
-            lookup = table.look_up(
-                inputs,
-                is_training=function_traces.is_recorded(
-                    self._marks.value, resumes=True
-                ),
-            )
-            rows = host_lookups.RowsOnMesh(
-                lookup, transfer.to_replicated(lookup.rows, self._marks.mesh)
-            )
-        return mesh_keys.connect(rows, self._marks.value, self.compute_dtype)
 
     def _call_on_mesh(self, inputs: Any) -> Any:
         ids = (
@@ -514,8 +477,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             return None
         if isinstance(inputs, StoredKeys):
             return key_table.is_not_padding(inputs)
-        if self._mesh_keys is not None and isinstance(inputs, tf.Tensor):
-            return mesh_keys.mask_of(inputs, self._marks.mesh)
+        if self._host_tables is not None and isinstance(inputs, tf.Tensor):
+            return mesh_host_tables.mask_of(inputs, self._marks.mesh)
         is_sparse = isinstance(inputs, tf.SparseTensor) or getattr(
             inputs, "sparse", False
         )

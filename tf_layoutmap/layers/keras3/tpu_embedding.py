@@ -1,169 +1,25 @@
-"""The Keras 3 version of the layer `TPUEmbedding`.
-
-`StepWeight` is the class of mark weights. A layer has a mark weight if an
-engine trains its tables; see `layers.base.steps`.
-"""
+"""The Keras 3 version of the layer `TPUEmbedding`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import keras_private, patches, strategies
+from tf_layoutmap._core import keras_private, patches
 from tf_layoutmap.layers.base import (
     input_ids,
     keras_version_guard,
 )
-from tf_layoutmap.layers.base import steps as base_steps
-from tf_layoutmap.layers.base.steps import StepCommitHook
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
-from tf_layoutmap.layers.keras3 import process_fit
-from tf_layoutmap.layers.keras3.row_optimizer import (
-    TakesGradients,
-    check_not_stateless,
-    unscaled,
-)
-from tf_layoutmap.layers.keras3.step_accumulation import MAX_STEPS, GradientSum
+from tf_layoutmap.layers.keras3 import mesh_host_tables, process_fit
+from tf_layoutmap.layers.keras3.mesh_host_tables import MeshFeatures
+from tf_layoutmap.layers.keras3.step_weight import StepWeight
 from tf_layoutmap.layout.keras3 import context as mesh_context
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import Features, InputShape, Weights
-
-
-class StepWeight(TakesGradients, keras.Variable):
-    """Mark weight: notifies a layer when the model's optimizer is applied.
-
-    `overwrite_with_gradient` is true. The model's optimizer therefore passes
-    the gradient of the weight to `assign` when it applies a step, and `assign`
-    applies the step to the tables.
-    """
-
-    def __init__(self, steps: StepCommitHook, *, name: str = "marks"):
-        """Creates the weight, which passes the sums of marks to `steps`."""
-        self._steps = steps
-        self._sum = GradientSum(steps.apply, steps.layer_name)
-        # An initializer is passed instead of a value, because Keras creates the
-        # value later if a function is being traced.
-        super().__init__(
-            keras.initializers.Zeros(),
-            shape=steps.mark_shape,
-            name=name,
-            dtype="float32",
-            autocast=False,
-        )
-
-    @property
-    def overwrite_with_gradient(self) -> bool:
-        """True, so that an optimizer's `apply` passes gradients to `assign`."""
-        return True
-
-    @overwrite_with_gradient.setter
-    def overwrite_with_gradient(self, value: bool) -> None:
-        raise AttributeError(
-            "`overwrite_with_gradient` of a mark weight is read-only."
-        )
-
-    def missing_gradient_error(self) -> str:
-        """Returns the error message for a step without a gradient."""
-        return base_steps.missing_gradient_message(
-            self._steps.layer_name, self._steps.table_names
-        )
-
-    def numpy(self) -> np.ndarray:
-        """Returns zeros that hold a copy of the tables, for `get_weights`."""
-        return base_steps.marks_with_tables(self._steps)
-
-    def assign(self, value: Any) -> Any:
-        """Applies a step to the tables, with a sum of marks as `value`.
-
-        If the caller is not an optimizer, but for example `set_weights`, the
-        tables are restored from the copy that `value` holds.
-
-        Raises:
-          RuntimeError: If the caller is not an optimizer, and `value` holds no
-            copy of the tables. Keras' weights do not contain the tables.
-        """
-        optimizer = keras_private.applying_optimizer()
-        if optimizer is None:
-            copied = base_steps.tables_in(value)
-            if copied is None:
-                raise RuntimeError(
-                    base_steps.set_weights_error(self._steps.layer_name)
-                )
-            self._steps.load(copied)
-            self.discard_accumulated()
-            return value
-        check_not_stateless(self.path)
-        scale = optimizer.loss_scale_factor
-        self._steps.apply(unscaled(value, scale))
-        return value
-
-    # Whether the weight is on the host.
-    _is_on_host = True
-
-    def accumulate(
-        self, gradient: Any, steps: int, is_last: Any, position: Any
-    ) -> None:
-        """Accumulates a gradient; applies the mean after the last gradient.
-
-        Args:
-          gradient: Gradient of the weight.
-          steps: The model's `gradient_accumulation_steps`.
-          is_last: `[]` bool tensor: whether this is the last of `steps`
-            gradients.
-          position: `[]` integer tensor, number of earlier gradients of these
-            `steps`; None on parameter servers.
-
-        Raises:
-          ValueError: If the tables do not support accumulated gradients.
-        """
-        where = (
-            f"Received: gradient_accumulation_steps={steps} (layer "
-            f"{self._steps.layer_name!r})."
-        )
-        if (
-            position is None
-            or strategies.on_servers()
-            or not self._is_on_host
-            or not self._steps.mark_shape
-            or self._steps.num_replicas > 1
-        ):
-            raise ValueError(
-                "The model's optimizer must not accumulate gradients of a "
-                "table on the host or a TPU, except with one replica on the "
-                "host: only there can a step of the table run in the `tf.cond` "
-                "in which Keras applies accumulated gradients. Use larger "
-                f"batches. {where}"
-            )
-        if steps > MAX_STEPS:
-            raise ValueError(
-                "Argument `gradient_accumulation_steps` must be at most "
-                f"{MAX_STEPS}, because the engine keeps the gradients of "
-                f"{MAX_STEPS} calls. {where}"
-            )
-        optimizer = keras_private.applying_optimizer()
-        assert optimizer is not None  # An optimizer calls this method.
-        check_not_stateless(self.path)
-        self._sum.add(
-            unscaled(gradient, optimizer.loss_scale_factor),
-            steps,
-            is_last,
-            position,
-        )
-
-    def discard_accumulated(self) -> None:
-        """Discards accumulated gradients after the tables were restored."""
-        self._sum.discard()
-
-    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
-        # The saved value of this weight is always zero. The value is not
-        # restored, because under a strategy Keras would call `assign`.
-        del restored_tensors
-        self.discard_accumulated()
-        return self.value
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
@@ -222,9 +78,17 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     then have the same forms as without a TPU, and the layer can also be called
     outside of `strategy.run`, without gradients.
 
+    Under `tlm.layout_map_scope` the tables stay on the host. The host looks up
+    all features before each step, and the mesh receives the activations. The
+    inputs must then be dense inputs of a Functional or Sequential model, or
+    results of preprocessing layers that directly follow its inputs.
+
     Attributes:
       embedding: The `tlm.TPUEmbedding`.
     """
+
+    # The tables, if the layer is on a mesh.
+    _host_tables: MeshFeatures | None = None
 
     def _support_string_batches(self) -> None:
         patches.ensure("keras3_string_batches")
@@ -236,17 +100,23 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         """Creates the tables.
 
         Raises:
-          NotImplementedError: In a scope of a mesh.
+          NotImplementedError: If a device of the mesh of the layer belongs to
+            another process.
         """
         del input_shape
         if self.built:
             return
-        if mesh_context.context_of_new_variable()[0] is not None:
-            raise NotImplementedError(
-                base_steps.mesh_error("tlm.layers.TPUEmbedding", self.name)
+        context, owner, _ = mesh_context.context_of_new_variable()
+        if context is None:
+            self._steps.build()
+            self._marks = StepWeight(self._steps)
+        else:
+            with mesh_host_tables.creating_tables(context, self.name):
+                self._steps.build()
+            self._host_tables = MeshFeatures(self._steps)
+            self._marks = mesh_host_tables.MeshStepWeight(
+                self._host_tables, context, owner
             )
-        self._steps.build()
-        self._marks = StepWeight(self._steps)
         self._marks.trainable = self.trainable
         self.built = True
 
@@ -269,6 +139,13 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         weights: Features | None = None,
         training: bool | None = None,
     ) -> Any:
+        if self._host_tables is not None and mesh_host_tables.runs_on_mesh():
+            activations = self._host_tables.rows_on_mesh(inputs, weights)
+            return self._cast(
+                tf.nest.pack_sequence_as(
+                    self._steps.feature_config, activations
+                )
+            )
         if not keras_private.is_abstract():
             return super().call(inputs, weights, training)
         if (

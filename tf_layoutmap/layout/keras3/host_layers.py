@@ -8,17 +8,18 @@ batch, if these layers directly follow the inputs of the model:
   `TextVectorization` and `Hashing`;
 * layers that were adapted before the model was created, such as the
   `Normalization` layer of a `FeatureSpace`;
-* operations without variables from whose results the layers above, or tables
-  with open vocabularies, get their inputs, such as slices of an input.
+* operations without variables from whose results the layers above, or layers
+  whose tables are on the host, get their inputs, such as slices of an input.
 
-The host also looks up the rows of layers with open vocabularies, if their keys
-are available on the host (`host_lookups`).
+The host also looks up the rows of layers whose tables are on the host, if their
+ids are available on the host (`host_lookups`).
 
 The results are copied to the mesh, where the rest of the model runs.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -68,7 +69,7 @@ class HostLayers:
         functional: Any,
         nodes: list[Any],
         results: list[Any],
-        lookups: list[tuple[Any, Any]],
+        lookups: list[Any],
     ):
         """Splits a model.
 
@@ -77,15 +78,15 @@ class HostLayers:
           nodes: The calls of layers that the host runs.
           results: Symbolic tensors that the host passes to the mesh. The
             results include inputs of the model that the mesh uses directly.
-          lookups: Table and symbolic keys of each lookup that the host runs.
-            `results` contains the keys.
+          lookups: The calls of layers whose tables are on the host.
+            `results` contains their inputs.
         """
         self.functional = functional
         self.layers = [node.operation for node in nodes]
         self._on_host = keras.Function(functional.inputs, results)
         self.on_mesh = _PartOnMesh(functional, nodes, results)
-        places = {id(x): place for place, x in enumerate(results)}
-        self._lookups = [(table, places[id(keys)]) for table, keys in lookups]
+        self._symbols = [id(x) for x in results]
+        self._lookups = lookups
 
     def compute(
         self, inputs: Any, *, is_training: bool
@@ -97,14 +98,21 @@ class HostLayers:
           is_training: Whether gradients of the rows will be computed.
 
         Returns:
-          The results, followed by the rows of each lookup; and the lookups.
+          The results, followed by the list of rows of each lookup; and the
+          lookups.
         """
         results: Any = self._on_host(
             self.functional._standardize_inputs(inputs)
         )
         results = list(results)
         lookups = host_lookups.run(
-            [(table, results[place]) for table, place in self._lookups],
+            [
+                (
+                    host_lookups.tables_of(node.operation),
+                    *_arguments(node, dict(zip(self._symbols, results))),
+                )
+                for node in self._lookups
+            ],
             is_training=is_training,
         )
         # The mesh does not use the values of strings, except which keys are
@@ -129,11 +137,10 @@ class HostLayers:
         # Each run attaches the rows to new tensors, because the rows of a
         # tensor are used once.
         tensors = [tf.identity(x) for x in results[:count]]
-        for index, (lookup, (_, place)) in enumerate(
-            zip(lookups, self._lookups)
-        ):
-            rows = results[count + index]
-            host_lookups.attach(tensors[place], RowsOnMesh(lookup, rows, index))
+        values = dict(zip(self._symbols, tensors))
+        for index, (lookup, node) in enumerate(zip(lookups, self._lookups)):
+            rows = RowsOnMesh(lookup, results[count + index], index)
+            host_lookups.attach(values[id(node.input_tensors[0])], rows)
         return run(self.on_mesh, tensors)
 
 
@@ -256,9 +263,9 @@ def _split(functional: Any) -> HostLayers | None:
     on_host = {*input_ids}
     needed = _needed_on_host(functional)
     nodes: list[Any] = []
-    lookups: list[tuple[Any, Any]] = []
+    lookups: list[Any] = []
     used: dict[int, Any] = {}
-    keys: dict[int, Any] = {}
+    ids: dict[int, Any] = {}
     for depth in sorted(functional._nodes_by_depth, reverse=True):
         for node in functional._nodes_by_depth[depth]:
             if node.is_input:
@@ -267,26 +274,38 @@ def _split(functional: Any) -> HostLayers | None:
             if _runs_on_host(node, on_host, on_host - input_ids, needed):
                 nodes.append(node)
                 on_host.update(map(id, node.outputs))
-            elif (table := host_lookups.keys_of(layer)) is not None and (
-                id(inputs[0]) in on_host
+            elif host_lookups.tables_of(layer) is not None and (
+                all(id(x) in on_host for x in inputs)
             ):
-                lookups.append((table, inputs[0]))
-                keys[id(inputs[0])] = inputs[0]
+                lookups.append(node)
+                ids.update((id(x), x) for x in inputs)
             else:
                 used.update((id(x), x) for x in inputs if id(x) in on_host)
     used.update((id(x), x) for x in functional.outputs if id(x) in on_host)
     if not (nodes or lookups) or any(_is_string(x) for x in used.values()):
         return None
     return HostLayers(
-        functional, nodes, list({**used, **keys}.values()), lookups
+        functional, nodes, list({**used, **ids}.values()), lookups
     )
 
 
+def _arguments(node: Any, values: dict[int, Any]) -> tuple[Any, Any]:
+    """Returns the inputs and the weights of a call of a layer.
+
+    Args:
+      node: Call of a layer whose tables are on the host.
+      values: Values of symbolic tensors, by the id of the tensor.
+    """
+    args, kwargs = node.arguments.fill_in(values)
+    call = inspect.signature(node.operation.call).bind(*args, **kwargs)
+    return call.args[0], call.arguments.get("weights")
+
+
 def _needed_on_host(functional: Any) -> set[int]:
-    """Returns ids of the tensors from which the host computes keys.
+    """Returns the `id` of each tensor that lookups on the host need.
 
     These tensors are the inputs of layers that DTensor does not support and of
-    tables with an open vocabulary, and the tensors from which operations
+    layers whose tables are on the host, and the tensors from which operations
     without variables compute such inputs, for example slices of an input.
     """
     needed: set[int] = set()
@@ -295,7 +314,7 @@ def _needed_on_host(functional: Any) -> set[int]:
             operation = node.operation
             if (
                 isinstance(operation, LOOKUPS)
-                or host_lookups.keys_of(operation) is not None
+                or host_lookups.tables_of(operation) is not None
                 or (
                     not isinstance(operation, keras.Model)
                     and not getattr(operation, "variables", ())
@@ -320,7 +339,7 @@ def _runs_on_host(
     layer, inputs = node.operation, node.input_tensors
     weights = getattr(layer, "weights", [])
     if (
-        host_lookups.keys_of(layer) is not None
+        host_lookups.tables_of(layer) is not None
         or any(isinstance(weight, MeshVariable) for weight in weights)
         or any(id(x) not in on_host for x in inputs)
     ):

@@ -96,7 +96,7 @@ def call(
             # Strings stay on the host, because devices cannot exchange strings,
             # and no layer on the mesh uses them.
             keeps_strings = split is not None or (
-                host_lookups.keys_of(layer) is not None
+                host_lookups.tables_of(layer) is not None
             )
             args, kwargs, results = cast(
                 Any,

@@ -1,0 +1,155 @@
+"""Mark weights of Keras 3 layers.
+
+A layer has a mark weight if an engine trains its tables; see
+`layers.base.steps`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+from tf_layoutmap._core import keras_private, strategies
+from tf_layoutmap.layers.base import steps as base_steps
+from tf_layoutmap.layers.base.steps import StepCommitHook
+from tf_layoutmap.layers.keras3.row_optimizer import (
+    TakesGradients,
+    check_not_stateless,
+    unscaled,
+)
+from tf_layoutmap.layers.keras3.step_accumulation import MAX_STEPS, GradientSum
+
+
+class StepWeight(TakesGradients, keras.Variable):
+    """Mark weight: notifies a layer when the model's optimizer is applied.
+
+    `overwrite_with_gradient` is true. The model's optimizer therefore passes
+    the gradient of the weight to `assign` when it applies a step, and `assign`
+    applies the step to the tables.
+    """
+
+    def __init__(self, steps: StepCommitHook, *, name: str = "marks"):
+        """Creates the weight, which passes the sums of marks to `steps`."""
+        self._steps = steps
+        self._sum = GradientSum(steps.apply, steps.layer_name)
+        # An initializer is passed instead of a value, because Keras creates the
+        # value later if a function is being traced.
+        super().__init__(
+            keras.initializers.Zeros(),
+            shape=steps.mark_shape,
+            name=name,
+            dtype="float32",
+            autocast=False,
+        )
+
+    @property
+    def overwrite_with_gradient(self) -> bool:
+        """True, so that an optimizer's `apply` passes gradients to `assign`."""
+        return True
+
+    @overwrite_with_gradient.setter
+    def overwrite_with_gradient(self, value: bool) -> None:
+        raise AttributeError(
+            "`overwrite_with_gradient` of a mark weight is read-only."
+        )
+
+    def missing_gradient_error(self) -> str:
+        """Returns the error message for a step without a gradient."""
+        return base_steps.missing_gradient_message(
+            self._steps.layer_name, self._steps.table_names
+        )
+
+    def numpy(self) -> np.ndarray:
+        """Returns zeros that hold a copy of the tables, for `get_weights`."""
+        return base_steps.marks_with_tables(self._steps)
+
+    def assign(self, value: Any) -> Any:
+        """Applies a step to the tables, with a sum of marks as `value`.
+
+        If the caller is not an optimizer, but for example `set_weights`, the
+        tables are restored from the copy that `value` holds.
+
+        Raises:
+          RuntimeError: If the caller is not an optimizer, and `value` holds no
+            copy of the tables. Keras' weights do not contain the tables.
+        """
+        optimizer = keras_private.applying_optimizer()
+        if optimizer is None:
+            copied = base_steps.tables_in(value)
+            if copied is None:
+                raise RuntimeError(
+                    base_steps.set_weights_error(self._steps.layer_name)
+                )
+            self._steps.load(copied)
+            self.discard_accumulated()
+            return value
+        check_not_stateless(self.path)
+        scale = optimizer.loss_scale_factor
+        self._steps.apply(unscaled(value, scale))
+        return value
+
+    # Whether the weight is on the host.
+    _is_on_host = True
+
+    def accumulate(
+        self, gradient: Any, steps: int, is_last: Any, position: Any
+    ) -> None:
+        """Accumulates a gradient; applies the mean after the last gradient.
+
+        Args:
+          gradient: Gradient of the weight.
+          steps: The model's `gradient_accumulation_steps`.
+          is_last: `[]` bool tensor: whether this is the last of `steps`
+            gradients.
+          position: `[]` integer tensor, number of earlier gradients of these
+            `steps`; None on parameter servers.
+
+        Raises:
+          ValueError: If the tables do not support accumulated gradients.
+        """
+        where = (
+            f"Received: gradient_accumulation_steps={steps} (layer "
+            f"{self._steps.layer_name!r})."
+        )
+        if (
+            position is None
+            or strategies.on_servers()
+            or not self._is_on_host
+            or not self._steps.mark_shape
+            or self._steps.num_replicas > 1
+        ):
+            raise ValueError(
+                "The model's optimizer must not accumulate gradients of a "
+                "table on the host or a TPU, except with one replica on the "
+                "host: only there can a step of the table run in the `tf.cond` "
+                "in which Keras applies accumulated gradients. Use larger "
+                f"batches. {where}"
+            )
+        if steps > MAX_STEPS:
+            raise ValueError(
+                "Argument `gradient_accumulation_steps` must be at most "
+                f"{MAX_STEPS}, because the engine keeps the gradients of "
+                f"{MAX_STEPS} calls. {where}"
+            )
+        optimizer = keras_private.applying_optimizer()
+        assert optimizer is not None  # An optimizer calls this method.
+        check_not_stateless(self.path)
+        self._sum.add(
+            unscaled(gradient, optimizer.loss_scale_factor),
+            steps,
+            is_last,
+            position,
+        )
+
+    def discard_accumulated(self) -> None:
+        """Discards accumulated gradients after the tables were restored."""
+        self._sum.discard()
+
+    def _restore_from_tensors(self, restored_tensors: Any) -> Any:
+        # The saved value of this weight is always zero. The value is not
+        # restored, because under a strategy Keras would call `assign`.
+        del restored_tensors
+        self.discard_accumulated()
+        return self.value
