@@ -29,7 +29,11 @@ import tensorflow as tf
 
 from tf_layoutmap._core import keras_private
 from tf_layoutmap.layout.keras3 import host_lookups
-from tf_layoutmap.layout.keras3.host_lookups import HostLookup, RowsOnMesh
+from tf_layoutmap.layout.keras3.host_lookups import (
+    HostLookup,
+    RowsOnMesh,
+    TablesOnHost,
+)
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 
@@ -69,7 +73,7 @@ class HostLayers:
         functional: Any,
         nodes: list[Any],
         results: list[Any],
-        lookups: list[Any],
+        lookups: list[tuple[TablesOnHost, Any]],
     ):
         """Splits a model.
 
@@ -78,8 +82,8 @@ class HostLayers:
           nodes: The calls of layers that the host runs.
           results: Symbolic tensors that the host passes to the mesh. The
             results include inputs of the model that the mesh uses directly.
-          lookups: The calls of layers whose tables are on the host.
-            `results` contains their inputs.
+          lookups: Tables on the host, and the call of their layer, for each
+            lookup that the host runs. `results` contains the inputs.
         """
         self.functional = functional
         self.layers = [node.operation for node in nodes]
@@ -105,13 +109,11 @@ class HostLayers:
             self.functional._standardize_inputs(inputs)
         )
         results = list(results)
+        values = dict(zip(self._symbols, results))
         lookups = host_lookups.run(
             [
-                (
-                    host_lookups.tables_of(node.operation),
-                    *_arguments(node, dict(zip(self._symbols, results))),
-                )
-                for node in self._lookups
+                (tables, *_arguments(node, values))
+                for tables, node in self._lookups
             ],
             is_training=is_training,
         )
@@ -138,7 +140,9 @@ class HostLayers:
         # tensor are used once.
         tensors = [tf.identity(x) for x in results[:count]]
         values = dict(zip(self._symbols, tensors))
-        for index, (lookup, node) in enumerate(zip(lookups, self._lookups)):
+        for index, (lookup, (_, node)) in enumerate(
+            zip(lookups, self._lookups)
+        ):
             rows = RowsOnMesh(lookup, results[count + index], index)
             host_lookups.attach(values[id(node.input_tensors[0])], rows)
         return run(self.on_mesh, tensors)
@@ -263,7 +267,7 @@ def _split(functional: Any) -> HostLayers | None:
     on_host = {*input_ids}
     needed = _needed_on_host(functional)
     nodes: list[Any] = []
-    lookups: list[Any] = []
+    lookups: list[tuple[TablesOnHost, Any]] = []
     used: dict[int, Any] = {}
     ids: dict[int, Any] = {}
     for depth in sorted(functional._nodes_by_depth, reverse=True):
@@ -274,10 +278,10 @@ def _split(functional: Any) -> HostLayers | None:
             if _runs_on_host(node, on_host, on_host - input_ids, needed):
                 nodes.append(node)
                 on_host.update(map(id, node.outputs))
-            elif host_lookups.tables_of(layer) is not None and (
+            elif (tables := host_lookups.tables_of(layer)) is not None and (
                 all(id(x) in on_host for x in inputs)
             ):
-                lookups.append(node)
+                lookups.append((tables, node))
                 ids.update((id(x), x) for x in inputs)
             else:
                 used.update((id(x), x) for x in inputs if id(x) in on_host)
