@@ -407,11 +407,7 @@ class EmbeddingSteps:
     def open(
         self, inputs: Any, weights: Any
     ) -> tuple[Callable[[Sequence[tf.Tensor]], tf.Tensor], list[tf.Tensor]]:
-        """Starts a step on the host without a gradient tape.
-
-        Args:
-          inputs: Structure of the feature config, as for `enqueue`.
-          weights: None, or weights in the same structure as `inputs`.
+        """Starts a step on the host without a gradient tape; see `start`.
 
         Returns:
           A function that stores the gradients of the activations and returns
@@ -692,16 +688,6 @@ def missing_gradient_message(layer: str, tables: Sequence[str]) -> str:
         "layer remove its weight from the arguments of the optimizer; for "
         "tables that must not be trained set `trainable = False` of the layer "
         "before `compile`."
-    )
-
-
-def mesh_error(layer_class: str, layer: str) -> str:
-    """Returns the error message for a layer of an embedding on a mesh."""
-    return (
-        f"{layer_class} is not supported on a mesh, because DTensor cannot run "
-        "the steps of its tables, which are on the host; use "
-        "tlm.layers.TPUEmbedding of Keras 3, or build the layer outside of "
-        f"`layout_map_scope`. Received: layer {layer!r}."
     )
 
 

@@ -190,9 +190,11 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
             return
         if tf_keras_private.layout_map_in_use() is not None:
             raise NotImplementedError(
-                base_steps.mesh_error(
-                    "tlm.layers.tf_keras.TPUEmbedding", self.name
-                )
+                "tlm.layers.tf_keras.TPUEmbedding is not supported on a mesh, "
+                "because DTensor cannot run the steps of its tables, which are "
+                "on the host; use tlm.layers.TPUEmbedding of Keras 3, or build "
+                "the layer outside of `layout_map_scope`. Received: layer "
+                f"{self.name!r}."
             )
         with tf.init_scope():
             self._steps.build()
