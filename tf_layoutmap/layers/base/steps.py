@@ -407,12 +407,7 @@ class EmbeddingSteps:
     def open(
         self, inputs: Any, weights: Any
     ) -> tuple[Callable[[Sequence[tf.Tensor]], tf.Tensor], list[tf.Tensor]]:
-        """Starts a step on the host without a gradient tape; see `start`.
-
-        Returns:
-          A function that stores the gradients of the activations and returns
-          their mark; and the activations of each feature.
-        """
+        """Starts a step without a tape; returns as `LayerAccess.open`."""
         inputs, weights = self._truncate(inputs, weights)
         self.access.check_can_train(self._layer)
         return self.access.open(inputs, weights)
