@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from tf_layoutmap.deltas import weights
 from tf_layoutmap.deltas.mark import Table
 from tf_layoutmap.deltas.served.chain import Meta
 from tf_layoutmap.embedding import processes
-from tf_layoutmap.embedding.backend import EngineBackend, EngineChanges
+from tf_layoutmap.embedding.backend import Backend, EngineChanges
 from tf_layoutmap.embedding.configs import open_tables
 from tf_layoutmap.embedding.table_access import TableAccess
 from tf_layoutmap.vocabulary.parts import Part
@@ -30,7 +30,7 @@ def embeddings_of(embedding: Any) -> tuple[list[Any], list[Any]]:
     Raises:
       TypeError: If `embedding` contains another object.
       ValueError: If an embedding occurs twice, or `embedding` is an empty list.
-      RuntimeError: If an embedding is not built, or is on a TPU.
+      RuntimeError: If an embedding is not built.
     """
     objects = embedding if isinstance(embedding, list | tuple) else [embedding]
     embeddings: list[Any] = []
@@ -61,7 +61,7 @@ def embeddings_of(embedding: Any) -> tuple[list[Any], list[Any]]:
                 )
             )
         for inner in inner_embeddings:
-            inner._state.require_host("DeltaWriter")
+            inner._state.check_built("DeltaWriter")
             if all(inner is not other for other in embeddings):
                 embeddings.append(inner)
     if not embeddings:
@@ -187,9 +187,7 @@ class WatchedTables:
         self.has_several_embeddings = len(embeddings) > 1
         self.tables: dict[str, Table] = {}
         # The backend, the changes, and the label of each table of an embedding.
-        self._parts: list[
-            tuple[EngineBackend, EngineChanges, dict[str, str]]
-        ] = []
+        self._parts: list[tuple[Backend, EngineChanges, dict[str, str]]] = []
         labels = labels_of(prefixes, titles, before)
         for embedding, prefix in zip(embeddings, prefixes, strict=True):
             own_labels = {
@@ -197,9 +195,7 @@ class WatchedTables:
             }
             for table, by_name in embedding._variables.items():
                 self.tables[own_labels[table]] = Table(table, prefix, by_name)
-            backend = cast(
-                EngineBackend, embedding._state.require_host("DeltaWriter")
-            )
+            backend: Backend = embedding._state.backend
             self._parts.append((backend, backend.watch_changes(), own_labels))
         self._num_replaced = self._count_replaced()
 
@@ -259,7 +255,7 @@ class WatchedTables:
         return None
 
     def flush(self) -> None:
-        """Applies the pending pipelined updates."""
+        """Applies the pending pipelined updates, or updates host copies."""
         for backend, _, _ in self._parts:
             backend.flush()
 

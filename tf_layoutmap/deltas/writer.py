@@ -81,7 +81,9 @@ class DeltaWriter:
 
     The writer automatically records all rows that steps, evictions and restores
     change. If user code assigns values to a table, the next call of `write`
-    must be `write(compare=True)`.
+    must be `write(compare=True)`. A TPU does not record changes. If the tables
+    are on a TPU, each call of `write` retrieves all tables from the TPU, and
+    compares all rows with the base and the deltas.
 
     Under `MultiWorkerMirroredStrategy`, all processes create the writer and
     call its methods together. The directory and the base must be on a file
@@ -143,8 +145,8 @@ class DeltaWriter:
             The constructor also raises this error if the directory contains
             deltas of another base, deltas of other tables, deltas with weights
             that this writer does not write, or a truncated or modified delta.
-          RuntimeError: If the embedding is not built, or is on a TPU, or if the
-            constructor has failed in another process.
+          RuntimeError: If the embedding is not built, or if the constructor has
+            failed in another process.
         """
         self._directory = storage.local_path(os.fspath(directory))
         self._base = checkpoint_files.prefix_of(base)

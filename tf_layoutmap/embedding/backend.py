@@ -190,6 +190,24 @@ class Backend(Protocol):
     def retrieve_variables(self) -> None:
         """Copies the current rows to the variables."""
 
+    # Changes for deltas.
+
+    @property
+    def store(self) -> TableStore:
+        """The tables; without variables before `start`."""
+        ...
+
+    def watch_changes(self) -> Any:
+        """Starts to record which rows are written.
+
+        Returns:
+          The `EngineChanges`.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Applies the pending pipelined update, or updates host copies."""
+
 
 class EngineChanges(Protocol):
     """Record of the table rows that were written since the last call of `take`.
@@ -222,11 +240,6 @@ class EngineChanges(Protocol):
 
 class EngineBackend(Backend, Protocol):
     """Backend that also supports open lookups, eviction and statistics."""
-
-    @property
-    def store(self) -> TableStore:
-        """The tables; without variables before `start`."""
-        ...
 
     def open(self, features: Any, weights: Any) -> tuple[Any, list[tf.Tensor]]:
         """Looks up a batch; the caller may later pass gradients to `follow`.
@@ -316,17 +329,6 @@ class EngineBackend(Backend, Protocol):
           RuntimeError: If steps are in flight.
         """
         ...
-
-    def watch_changes(self) -> Any:
-        """Starts to record which rows are written.
-
-        Returns:
-          The `EngineChanges`.
-        """
-        ...
-
-    def flush(self) -> None:
-        """Applies the pending pipelined update, if any."""
 
     def reset(self) -> None:
         """Applies the pending pipelined update and discards steps in flight."""

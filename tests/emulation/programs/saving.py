@@ -160,3 +160,36 @@ def test_files_without_a_registered_saver_restore(kind, wanted, tmp_path):
     found = on_tpu(kind, path)
     training.train(STRATEGY, found, seed=1, steps=range(2))
     training.assert_same(training.values_of(found), wanted[1])
+
+
+def test_deltas_contain_the_rows_that_differ_from_the_files(tmp_path):
+    # Only tf_layoutmap's class has deltas.
+    embedding = on_tpu("ours")
+    base, deltas = write(embedding, tmp_path / "base"), tmp_path / "deltas"
+    writer = tlm.deltas.DeltaWriter(embedding, deltas, base=base)
+    for step in range(2):
+        training.train(STRATEGY, embedding, steps=[step])
+        changed = writer.write().meta.tables
+        assert changed["ads"]["variables"] == ["parameters", "accumulators"]
+    full = str(tlm.deltas.apply(base, deltas, tmp_path / "full"))
+    wanted = training.values_of(embedding)
+    training.assert_same(training.values_in(full), wanted)
+    again = tlm.deltas.DeltaWriter(embedding, deltas, base=base)
+    with pytest.raises(RuntimeError, match="only one writer at a time"):
+        writer.write()
+    unchanged = again.write().meta.tables
+    assert [one["num_rows"] for one in unchanged.values()] == [0, 0, 0]
+    restored = on_tpu("ours", full)
+    training.assert_same(training.values_of(restored), wanted)
+
+
+def test_a_restore_between_two_deltas_is_a_change(tmp_path):
+    embedding = on_tpu("ours")
+    base, deltas = write(embedding, tmp_path / "base"), tmp_path / "deltas"
+    writer = tlm.deltas.DeltaWriter(embedding, deltas, base=base)
+    training.train(STRATEGY, embedding, steps=range(1))
+    assert writer.write().meta.tables["few"]["num_rows"] > 0
+    tf.train.Checkpoint(it=embedding).read(base)
+    writer.write()
+    full = str(tlm.deltas.apply(base, deltas, tmp_path / "full"))
+    training.assert_same(training.values_in(full), training.values_in(base))

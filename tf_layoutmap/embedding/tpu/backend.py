@@ -23,11 +23,13 @@ from tf_layoutmap.embedding import (
     steps,
     tpu_program,
 )
+from tf_layoutmap.embedding.table_store import HostStore, TableStore
 from tf_layoutmap.embedding.table_variable import HOST
 from tf_layoutmap.embedding.tpu import batches, tables
 from tf_layoutmap.embedding.tpu import config_proto as tpu_config_proto
 from tf_layoutmap.embedding.tpu import ops as tpu_ops
 from tf_layoutmap.embedding.tpu import shapes as tpu_shapes
+from tf_layoutmap.embedding.tpu.changes import HostCopyChanges
 from tf_layoutmap.embedding.tpu.config_proto import TPUSpec, create_config
 from tf_layoutmap.vocabulary.kept_strings import KeptStrings
 
@@ -74,6 +76,8 @@ class TPUBackend:
         self._modes = steps.StepModes(finds_forward_steps=False)
         self._config: bytes | None = None
         self._sync = tables.TableSync()
+        self._store: TableStore = HostStore(None)
+        self._changes: HostCopyChanges | None = None
 
     @property
     def has_row_steps(self) -> bool:
@@ -157,6 +161,7 @@ class TPUBackend:
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Sends the variables, with initial or restored values, to the TPU."""
+        self._store = self._store.with_tables(self._spec, variables)
         self._sync.start(
             tables.TableTransfer(
                 self._tpu, self._configured, self._cores.hosts, variables
@@ -263,6 +268,25 @@ class TPUBackend:
     def retrieve_variables(self) -> None:
         """Updates the host copies from the TPU."""
         self._sync.retrieve()
+
+    @property
+    def store(self) -> TableStore:
+        """The host copies of the tables; without variables before `start`."""
+        return self._store
+
+    def watch_changes(self) -> Any:
+        """Updates the host copies, and returns a record without rows."""
+        if self._changes is not None:
+            self._changes.is_current = False
+        self._changes = HostCopyChanges(self._store)
+        self.flush()
+        return self._changes
+
+    def flush(self) -> None:
+        """Updates the host copies, all of whose rows may change."""
+        self._sync.retrieve()
+        if self._changes is not None:
+            self._changes.num_replaced += 1
 
     def _enqueue_on(
         self,
