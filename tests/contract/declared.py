@@ -109,8 +109,8 @@ SUMS_OF_REPLICAS = Works(
 )
 NO_ACCUMULATION = Impossible(
     "optimizer must not accumulate gradients of a table",
-    "Keras applies accumulated gradients in a `tf.cond`. Only on the host with "
-    "one replica, a step of the tables can run in a `tf.cond`. A closed "
+    "Keras applies accumulated gradients in a `tf.cond`, in which a step of "
+    "tables on servers or of a TPU cannot run. On servers, a closed "
     "`ShardedEmbedding` supports gradient accumulation.",
 )
 NO_SHARDS_IN_LEGACY_FILES = Impossible(
@@ -309,9 +309,9 @@ SECTIONS["tpu"] = Section(
             row("checkpoint"),
             row(
                 "optimizer with gradient accumulation",
-                mirrored=NO_ACCUMULATION,
-                replicated=NO_ACCUMULATION,
-                sharded=NO_ACCUMULATION,
+                mirrored=ACCUMULATION_OF_TABLES,
+                replicated=ACCUMULATION_OF_TABLES,
+                sharded=ACCUMULATION_OF_TABLES,
                 servers=NO_ACCUMULATION,
                 mesh=NO_ACCUMULATION,
                 tpu=NO_ACCUMULATION,

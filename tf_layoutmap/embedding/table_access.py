@@ -303,6 +303,19 @@ class LayerAccess:
         """Number of replicas that participate in each step."""
         return self._state.replicas.num_replicas
 
+    @property
+    def can_apply_in_cond(self) -> bool:
+        """Whether `apply_marks` can be called in a `tf.cond`.
+
+        A step of a TPU program cannot be skipped. If each process has several
+        replicas, they exchange marks by `merge_call`, which TensorFlow does not
+        support in a `tf.cond`.
+        """
+        replicas = self._state.replicas
+        return not self.has_ordered_steps and (
+            not replicas.has_processes or replicas.num_local == 1
+        )
+
     def require_replica(self, method: str) -> int:
         """Returns the index of the calling replica.
 

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tests import strategies
 
 tpu = tf.tpu.experimental.embedding
 exhaustive = pytest.mark.exhaustive
@@ -229,9 +230,52 @@ def test_the_largest_number_of_steps(kind):
     )
 
 
-def test_several_replicas_raise():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+@pytest.mark.parametrize(
+    ("kind", "rate", "run_eagerly"),
+    [
+        ("tpu", "schedule", False),
+        ("open tpu", "function", False),
+        pytest.param("tpu", "number", True, marks=exhaustive),
+    ],
+)
+def test_replicas_train_the_tables_of_one_replica(kind, rate, run_eagerly):
+    """Keras itself does not accumulate gradients of other weights there."""
+    ids, y = data(7)
+    tables = []
+    for num_replicas in (1, 2):
+        rates = {
+            "number": 0.5,
+            "function": lambda: tf.constant(0.5),
+            "schedule": keras.optimizers.schedules.ExponentialDecay(
+                0.5, 1, 0.5
+            ),
+        }
+        with strategies.mirrored(num_replicas).scope():
+            inputs = keras.Input([1], dtype="int64")
+            layer = tpu_layer(
+                tpu.Adagrad(rates[rate])
+                if rate != "schedule"
+                else keras.optimizers.Adagrad(rates[rate]),
+                None
+                if kind == "tpu"
+                else {"words": tlm.vocabulary.OpenVocabulary(NUM_ROWS)},
+            )
+            model = keras.Model(inputs, layer(inputs))
+            model.compile(
+                keras.optimizers.SGD(0.5, gradient_accumulation_steps=3),
+                lambda y, x: keras.ops.sum(x * y, axis=1),
+                run_eagerly=run_eagerly,
+            )
+        fit(model, ids, y)
+        assert layer.embedding.stats()["num_updates"] == 2
+        tables.append(model.predict(ids, batch_size=BATCH, verbose=0))
+    np.testing.assert_array_equal(*tables)
+    assert np.any(tables[0] != 1)
+
+
+def test_several_replicas_of_an_open_table_raise():
+    strategy = strategies.mirrored(2)
     with strategy.scope():
-        model = compiled(model_of("tpu"))
+        model = compiled(model_of("open"))
     with pytest.raises(ValueError, match="must not accumulate gradients"):
         fit(model, *data(2))

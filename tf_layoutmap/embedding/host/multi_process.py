@@ -491,7 +491,11 @@ class WorkerEngine(HostEngine):
     ):
         """Applies the gradients that the marks of all replicas represent."""
         gathered = gather_gradients(
-            self._group.all_gather_of_replicas,
+            # The sizes are equal in all replicas. Only the method for one
+            # replica in each process can be called in a `tf.cond`.
+            self._group.all_gather
+            if self._num_local == 1
+            else self._group.all_gather_of_replicas,
             [marks],
             hyperparameters,
             self._replicas.num_replicas,

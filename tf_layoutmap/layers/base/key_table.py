@@ -371,6 +371,14 @@ class KeyTable:
         """Number of replicas of each step."""
         return self.access.num_replicas
 
+    @property
+    def can_accumulate(self) -> bool:
+        """Whether `apply` can be called in a `tf.cond`.
+
+        Several replicas count a step together, by `merge_call`.
+        """
+        return self._ordered is None and self.num_replicas == 1
+
     def apply(self, sum_of_marks: Any) -> None:
         """Applies the gradients of the lookups that the marks identify.
 

@@ -319,6 +319,11 @@ class EmbeddingSteps:
         """Number of replicas of each step."""
         return self.access.num_replicas
 
+    @property
+    def can_accumulate(self) -> bool:
+        """Whether `apply` can be called in a `tf.cond`."""
+        return self.access.can_apply_in_cond
+
     def look_up(self, inputs: Any, weights: Any) -> Any:
         """Returns activations without a training step, by TensorFlow's ops.
 
@@ -592,6 +597,11 @@ class StepCommitHook(Protocol):
     @property
     def num_replicas(self) -> int:
         """Number of replicas of each step."""
+        ...
+
+    @property
+    def can_accumulate(self) -> bool:
+        """Whether `apply` can be called in a `tf.cond`."""
         ...
 
     @property

@@ -119,6 +119,11 @@ class MeshHostTables:
         return self._tables.num_replicas
 
     @property
+    def can_accumulate(self) -> bool:
+        """False, because DTensor cannot run a step in a `tf.cond`."""
+        return False
+
+    @property
     def has_copies(self) -> bool:
         """Whether this process can copy the tables now."""
         return self._tables.has_copies

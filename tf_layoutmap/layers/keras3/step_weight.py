@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, strategies
 from tf_layoutmap.layers.base import steps as base_steps
@@ -33,7 +34,8 @@ class StepWeight(TakesGradients, keras.Variable):
     def __init__(self, steps: StepCommitHook, *, name: str = "marks"):
         """Creates the weight, which passes the sums of marks to `steps`."""
         self._steps = steps
-        self._sum = GradientSum(steps.apply, steps.layer_name)
+        # Maps each replica to the sum of its accumulated gradients.
+        self._sums: dict[int, GradientSum] = {}
         # An initializer is passed instead of a value, because Keras creates the
         # value later if a function is being traced.
         super().__init__(
@@ -117,15 +119,16 @@ class StepWeight(TakesGradients, keras.Variable):
             position is None
             or strategies.on_servers()
             or not self._is_on_host
-            or not self._steps.mark_shape
-            or self._steps.num_replicas > 1
+            or not self._steps.can_accumulate
         ):
             raise ValueError(
                 "The model's optimizer must not accumulate gradients of a "
-                "table on the host or a TPU, except with one replica on the "
-                "host: only there can a step of the table run in the `tf.cond` "
-                "in which Keras applies accumulated gradients. Use larger "
-                f"batches. {where}"
+                "table on the host or a TPU if a step of the table cannot run "
+                "in the `tf.cond` in which Keras applies accumulated "
+                "gradients. On the host, a TPUEmbedding supports one replica, "
+                "a MirroredStrategy, and processes with one replica each. A "
+                "ShardedEmbedding with an open vocabulary supports one "
+                f"replica. Use larger batches. {where}"
             )
         if steps > MAX_STEPS:
             raise ValueError(
@@ -136,7 +139,7 @@ class StepWeight(TakesGradients, keras.Variable):
         optimizer = keras_private.applying_optimizer()
         assert optimizer is not None  # An optimizer calls this method.
         check_not_stateless(self.path)
-        self._sum.add(
+        self._sum_of_replica().add(
             unscaled(gradient, optimizer.loss_scale_factor),
             steps,
             is_last,
@@ -145,7 +148,23 @@ class StepWeight(TakesGradients, keras.Variable):
 
     def discard_accumulated(self) -> None:
         """Discards accumulated gradients after the tables were restored."""
-        self._sum.discard()
+        for sum_of_replica in self._sums.values():
+            sum_of_replica.discard()
+
+    def _sum_of_replica(self) -> GradientSum:
+        """Returns the sum of the calling replica.
+
+        All replicas get the same sums of marks, and each replica applies them.
+        """
+        replica = 0
+        if self._steps.num_replicas > 1:
+            context = tf.distribute.get_replica_context()
+            replica = int(tf.get_static_value(context.replica_id_in_sync_group))
+        if replica not in self._sums:
+            self._sums[replica] = GradientSum(
+                self._steps.apply, self._steps.layer_name
+            )
+        return self._sums[replica]
 
     def _restore_from_tensors(self, restored_tensors: Any) -> Any:
         # The saved value of this weight is always zero. The value is not
