@@ -81,9 +81,8 @@ class DeltaWriter:
 
     The writer automatically records all rows that steps, evictions and restores
     change. If user code assigns values to a table, the next call of `write`
-    must be `write(compare=True)`. A TPU does not record changes. If the tables
-    are on a TPU, each call of `write` retrieves all tables from the TPU, and
-    compares all rows with the base and the deltas.
+    must be `write(compare=True)`. If the tables are on a TPU, each `write`
+    copies all rows from the TPU, and compares them with the base and deltas.
 
     Under `MultiWorkerMirroredStrategy`, all processes create the writer and
     call its methods together. The directory and the base must be on a file
