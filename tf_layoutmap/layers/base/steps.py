@@ -620,9 +620,8 @@ class StepCommitHook(Protocol):
 
 
 # The tables of a layer with a mark weight are not Keras weights. `get_weights`
-# returns one small array for the mark weight. This array holds a copy of the
-# tables, and `set_weights` restores the tables from the copy. Callbacks such as
-# EarlyStopping can therefore restore the best weights of a model.
+# returns a small array with a copy of the tables, and `set_weights` restores
+# the copy, so that callbacks such as EarlyStopping restore the best weights.
 
 
 class _MarksWithTables(np.ndarray):
@@ -693,15 +692,4 @@ def missing_gradient_message(layer: str, tables: Sequence[str]) -> str:
         "layer remove its weight from the arguments of the optimizer; for "
         "tables that must not be trained set `trainable = False` of the layer "
         "before `compile`."
-    )
-
-
-def set_weights_error(layer: str) -> str:
-    """Returns the error message of `set_weights`."""
-    return (
-        "`set_weights` must receive an array that `get_weights` returned in "
-        f"this process for layer {layer!r}, whose tables are not Keras "
-        "weights: this array holds a copy of the tables. Received: an array "
-        "without a copy. Use `save_weights` and `load_weights`, or "
-        "ModelCheckpoint."
     )

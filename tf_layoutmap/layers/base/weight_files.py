@@ -382,3 +382,14 @@ def variables_by_key(embedding: TPUEmbedding) -> dict[str, Any]:
 
 def _is_half(variable: Any) -> bool:
     return variable.dtype.size == 2
+
+
+def set_weights_error(layer: str) -> str:
+    """Returns the error message of `set_weights`."""
+    return (
+        "`set_weights` must receive an array that `get_weights` returned in "
+        f"this process for layer {layer!r}, whose tables are not Keras "
+        "weights: this array holds a copy of the tables. Received: an array "
+        "without a copy. Use `save_weights` and `load_weights`, or "
+        "ModelCheckpoint."
+    )

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, strategies
 from tf_layoutmap.layers.base import steps as base_steps
+from tf_layoutmap.layers.base import weight_files
 from tf_layoutmap.layers.base.steps import StepCommitHook
 from tf_layoutmap.layers.keras3.row_optimizer import (
     TakesGradients,
@@ -82,7 +83,7 @@ class StepWeight(TakesGradients, keras.Variable):
             copied = base_steps.tables_in(value)
             if copied is None:
                 raise RuntimeError(
-                    base_steps.set_weights_error(self._steps.layer_name)
+                    weight_files.set_weights_error(self._steps.layer_name)
                 )
             self._steps.load(copied)
             self.discard_accumulated()

@@ -22,6 +22,7 @@ from tf_layoutmap.layers.base import (
     row_gradients,
     steps,
     tables,
+    weight_files,
 )
 from tf_layoutmap.layers.base.model_optimizer import FollowsModel, ModelStep
 from tf_layoutmap.layers.base.program_steps import ProgramSteps
@@ -205,7 +206,9 @@ class OpenTable(SelfTrained, row_gradients.OpenRows):
         del args, kwargs
         copied = steps.tables_in(value)
         if copied is None:
-            raise RuntimeError(steps.set_weights_error(self._table.layer_name))
+            raise RuntimeError(
+                weight_files.set_weights_error(self._table.layer_name)
+            )
         self._table.load(copied)
         return self
 

@@ -14,7 +14,11 @@ import tf_keras
 
 from tf_layoutmap._core import patches, tf_keras_private, tf_private
 from tf_layoutmap.embedding.table_variable import strategy_in_scope
-from tf_layoutmap.layers.base import keras_version_guard, key_table
+from tf_layoutmap.layers.base import (
+    keras_version_guard,
+    key_table,
+    weight_files,
+)
 from tf_layoutmap.layers.base import steps as base_steps
 from tf_layoutmap.layers.base.steps import EmbeddingSteps
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
@@ -55,7 +59,7 @@ class StepMethods(SelfTrained):
         copied = base_steps.tables_in(value)
         if copied is None:
             raise RuntimeError(
-                base_steps.set_weights_error(self.steps.layer_name)
+                weight_files.set_weights_error(self.steps.layer_name)
             )
         self.steps.load(copied)
         return self
