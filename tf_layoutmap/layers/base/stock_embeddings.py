@@ -37,7 +37,9 @@ OTHER_SETTINGS = (
     "use_ema",
 )
 # Reason for layers that a plan does not replace.
-_PLANNED_REASON = "the plan keeps the stock layer; see `report.plan.why`"
+_PLANNED_REASON = (
+    "the plan keeps the stock layer; see `report.memory_plan.explain`"
+)
 # Number of slot variables of a stock optimizer by the name of its class; 2 for
 # all other optimizers.
 _STOCK_SLOTS = {"SGD": 0, "Adagrad": 1, "RMSprop": 1, "Lion": 1}
