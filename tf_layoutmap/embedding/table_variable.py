@@ -24,6 +24,7 @@ from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded import initial_value as sharded_initial_value
 from tf_layoutmap.sharded.routing import routing
 from tf_layoutmap.sharded.routing.checks import Shards, known_size
+from tf_layoutmap.vocabulary.parts import shards_of
 
 # Bytes of the float32 values that are cast to the storage dtype at a time.
 _BLOCK_BYTES = 1 << 22
@@ -224,11 +225,6 @@ def check_same_cut(table: config.TableSpec, rows: Any, slot: Any):
             f"shards of {cuts[0]} rows. Received: {cuts[1]} "
             f"(table {table.name!r})."
         )
-
-
-def shards_of(variable: Any) -> list[tf.Variable]:
-    """Returns the shards of a variable in order, or the unsharded variable."""
-    return list(getattr(variable, "variables", None) or [variable])
 
 
 def strategy_in_scope() -> tf.distribute.Strategy | None:

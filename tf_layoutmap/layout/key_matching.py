@@ -25,7 +25,7 @@ class Match(NamedTuple):
     Attributes:
       pattern: The selected key of the layout map.
       key: The name of the variable that the pattern matches.
-      shadowed: Keys that also match, but come after `pattern`.
+      shadowed: Keys that also match, but do not have precedence.
     """
 
     pattern: str

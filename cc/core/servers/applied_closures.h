@@ -39,8 +39,7 @@ struct ClosureToken {
 //   * The epoch, base, num_updates, the sum and the maximum of the staleness,
 //     and num_repeated.
 //   * Two values for each of the last `kWindow` closure numbers: the number
-//   plus
-//     1, and the attempt.
+//     plus 1, and the attempt.
 //
 // All closures with numbers below `base` were applied. A closure with a higher
 // number was applied if the state contains its number. In the initial state,

@@ -3,7 +3,7 @@
 If the worker that runs a closure dies, the coordinator schedules the closure
 again. Each closure has a token (`closure_trace`). Servers record the tokens of
 applied closures, so that a server does not apply a closure twice.
-`AppliedClosures` reads these records.
+`AppliedClosures` reads these records and starts epochs.
 
 `StepsInFlight` stores the steps of one embedding between `enqueue` and
 `apply_gradients`. The state of a step consists of tensors in the graph of the
