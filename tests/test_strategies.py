@@ -53,11 +53,10 @@ def test_correct_sums_do_not_warn(num_replicas, kind):
             embedding()
 
 
-def test_a_layer_warns_before_it_raises_for_replicas():
+def test_a_layer_warns_if_sums_over_replicas_are_wrong():
     with strategy_of(3, Hierarchical).scope():
         with pytest.warns(_core_strategies.WrongSumsWarning):
-            with pytest.raises(RuntimeError, match="3 replicas"):
-                tlm.layers.ShardedEmbedding(4, 1).build(())
+            tlm.layers.ShardedEmbedding(4, 1).build(())
 
 
 @pytest.mark.parametrize("num_replicas", [2, 3, 5, 7])

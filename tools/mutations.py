@@ -83,8 +83,8 @@ MUTATIONS = [
     Mutation(
         "added steps: each shard of a vocabulary counts all steps",
         "vocabulary/sharded_numbers.py",
-        "values[[STEP, KIND]] = found[:, [STEP, KIND]].max(0)",
-        "values[[STEP, KIND]] = found[:, [STEP, KIND]].sum(0)",
+        "values[[STEP, KIND]] = by_shard[:, [STEP, KIND]].max(0)",
+        "values[[STEP, KIND]] = by_shard[:, [STEP, KIND]].sum(0)",
         ("tests/vocabulary/test_sharded_numbers.py",),
     ),
     Mutation(
@@ -441,7 +441,7 @@ MUTATIONS = [
     Mutation(
         "lost change: a weight that the last delta does not change",
         "deltas/merging.py",
-        'described["is_changed"] or before["is_changed"],',
+        'described["is_changed"] or is_changed,',
         'described["is_changed"],',
         ("tests/deltas/served/test_weights.py",),
     ),

@@ -32,7 +32,7 @@ def test_model_parallel_shards_weights_and_matches_one_device():
 
 def test_the_context_has_the_mesh_of_the_distribution():
     distribution = DataParallel(devices=CPUS)
-    context = distribution.context()
+    context = distribution._model_context()
     assert context.mesh == distribution.device_mesh.to_dtensor()
     assert context.batch_dim == "batch"
 

@@ -170,7 +170,7 @@ def test_weights_are_checked_in_a_function():
 @pytest.mark.parametrize(
     ("ids", "advice"),
     [
-        (["a"], r"Received: string. With `vocabularies=\{table: tlm.OpenVocab"),
+        (["a"], r"Received: string. With `vocabularies=\{table: tlm.voc"),
         (
             [1.0],
             r"Received: float32. Convert integral values with tf.cast\(ids",

@@ -25,12 +25,12 @@ def mesh(request):
     return mesh_of(**MESHES[request.param])
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.saving.register_keras_serializable("mesh_tpu_embedding_tests")
 def weighted_sum(y, x):
     return keras.ops.sum(x * y, axis=1)
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.saving.register_keras_serializable("mesh_tpu_embedding_tests")
 def initial_rows(shape, dtype=tf.float32):
     return tf.reshape(tf.range(np.prod(shape), dtype=dtype), shape) / 64
 
