@@ -174,3 +174,20 @@ def read_keys(keys: Any, where: str) -> tuple[tf.Tensor, int]:
             f"Received: {tensor.dtype.name} ({where})."
         )
     return tf.cast(tensor, tf.int64), kind
+
+
+def flat(keys: tf.Tensor) -> tf.Tensor:
+    """Returns keys as a vector. A vector needs no op."""
+    return keys if keys.shape.rank == 1 else tf.reshape(keys, [-1])
+
+
+def in_shape_of(keys: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """Returns a vector with a value per key in the shape of the keys.
+
+    Args:
+      keys: Keys of any shape.
+      values: Vector with one value for each element of `flat(keys)`.
+    """
+    return (
+        values if keys.shape.rank == 1 else tf.reshape(values, tf.shape(keys))
+    )

@@ -104,12 +104,12 @@ class KeyCounts(abc.ABC):
             counts = [
                 result
                 for (result,) in self._ask(
-                    tf.reshape(key_tensor, [-1]), count, 1
+                    key_tensors.flat(key_tensor), count, 1
                 )
             ]
             # A key can have a row in only one part. Its other counts are 0.
             total = counts[0] if len(counts) == 1 else tf.add_n(counts)
-            return tf.reshape(total, tf.shape(key_tensor))
+            return key_tensors.in_shape_of(key_tensor, total)
 
 
 class SampledKeys(NamedTuple):

@@ -664,13 +664,13 @@ class Vocabulary(sampling.KeyCounts):
             ]
 
         rows = [
-            result for (result,) in self._ask(tf.reshape(keys, [-1]), find, 1)
+            result for (result,) in self._ask(key_tensors.flat(keys), find, 1)
         ]
         # A key can have a row in only one part. Its other rows are -1.
         highest = (
             rows[0] if len(rows) == 1 else tf.reduce_max(tf.stack(rows), 0)
         )
-        return tf.reshape(highest, tf.shape(keys))
+        return key_tensors.in_shape_of(keys, highest)
 
     def _read_keys(self, keys: Any) -> tuple[tf.Tensor, int]:
         return key_tensors.read_keys(keys, f"table {self.name!r}")
