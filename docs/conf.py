@@ -49,6 +49,9 @@ nitpicky = True
 # Types in signatures do not need an API entry, because many of them belong to
 # TensorFlow or are private.
 nitpick_ignore_regex = [("py:(class|data|exc)", ".*")]
+# A type in a signature can be the name of several public classes, such as
+# `LayoutMap`.
+suppress_warnings = ["ref.python"]
 myst_heading_anchors = 3
 
 # Each build runs the tutorials and fails if a cell raises an error.

@@ -54,7 +54,7 @@ class EvictedKeys:
     keys: npt.NDArray[np.int64]
     rows: npt.NDArray[np.floating]
     slots: dict[str, npt.NDArray[np.float32]]
-    strings: npt.NDArray[np.object_] | None = None
+    strings: np.ndarray | None = None
 
 
 def teller(
