@@ -467,8 +467,8 @@ class TableStore(abc.ABC):
             for shard in (
                 range(cut.num_shards) if self._only is None else [self._only]
             ):
-                # By default, a process without a shard has one row that is
-                # never read.
+                # A process without a shard creates one row by default, which
+                # no process reads.
                 size = cut.sizes[shard] if shard < cut.num_shards else no_shard
                 suffix = (
                     f"/part_{shard}"

@@ -226,7 +226,7 @@ def sentences(solution: Solution, item: Item) -> list[str]:
         )
     others = alternatives_of(solution, item)
     if not others:
-        explanation.append("There is no other choice.")
+        explanation.append("This is the only choice.")
     for number, other in enumerate(others):
         explanation += _about(other, solution, item, seconds, number)
     return explanation
@@ -238,7 +238,7 @@ def reason(solution: Solution, item: Item) -> str:
         return f"Fixed by `pins`: {solution.pins[item.name]!r}."
     others = alternatives_of(solution, item)
     if not others:
-        return "There is no other choice."
+        return "This is the only choice."
     seconds = math.fsum(solution.choice_of(item).seconds.values())
     return " ".join(_about(others[0], solution, item, seconds, 0))
 

@@ -28,7 +28,7 @@ class HostCopyChanges:
 
     Attributes:
       num_replaced: Number of times that the host copies were updated.
-      is_current: Whether there is no later call of `watch_changes`.
+      is_current: Whether this record is the last that was created.
     """
 
     def __init__(self, store: TableStore):

@@ -39,8 +39,6 @@ class MeshStepWeight(StepWeight, MeshVariable):
     is the position of the lookup among the lookups of the layer in this step.
     """
 
-    _is_on_host = False
-
     def __init__(self, steps: MeshHostTables, context: MeshContext, owner: Any):
         """Creates the weight of a layer.
 

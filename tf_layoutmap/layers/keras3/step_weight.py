@@ -93,9 +93,6 @@ class StepWeight(TakesGradients, keras.Variable):
         self._steps.apply(unscaled(value, scale))
         return value
 
-    # Whether the weight is on the host.
-    _is_on_host = True
-
     def accumulate(
         self, gradient: Any, steps: int, is_last: Any, position: Any
     ) -> None:
@@ -119,7 +116,6 @@ class StepWeight(TakesGradients, keras.Variable):
         if (
             position is None
             or strategies.on_servers()
-            or not self._is_on_host
             or not self._steps.can_accumulate
         ):
             raise ValueError(
