@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.embedding.host import open_table_cases as cases
-from tf_layoutmap.vocabulary import state
+from tf_layoutmap.vocabulary import parts
 
 tpu = tf.tpu.experimental.embedding
 NAME = "some/words.1"
@@ -173,7 +173,7 @@ def test_other_tensors_are_copied(tmp_path):
     )
     assert before.keys() == after.keys()
     changed = {name for name, shape in before.items() if shape != after[name]}
-    assert any(state.KEYS in name for name in changed)
+    assert any(parts.KEYS in name for name in changed)
     assert not any("other" in name for name in changed)
     assert tf.train.load_variable(
         target, "other/.ATTRIBUTES/VARIABLE_VALUE"
@@ -238,7 +238,7 @@ def test_the_sketch_is_created_or_removed_with_the_admission(
         source, target, {NAME: tlm.vocabulary.OpenVocabulary(50, **after)}
     )
     names = [name for name, _ in tf.train.list_variables(target)]
-    assert any(state.SKETCH in name for name in names) != had_sketch
+    assert any(parts.SKETCH in name for name in names) != had_sketch
     new, _ = built(50, **after)
     tf.train.Checkpoint(embedding=new).restore(target).assert_consumed()
     assert new.vocabularies[NAME].contains(np.arange(5)).numpy().all()

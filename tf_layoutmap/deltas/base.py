@@ -20,7 +20,7 @@ from tf_layoutmap.deltas.served.chain import Delta
 from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.changes import LANES, WHOLE
 from tf_layoutmap.sharded.routing.checks import known_size
-from tf_layoutmap.vocabulary import state
+from tf_layoutmap.vocabulary import parts
 
 Array = np.ndarray[Any, Any]
 ATTRIBUTE = "_variables"
@@ -322,7 +322,7 @@ def _apply_delta(value: Array, delta: Any, table: str, name: str) -> Array:
         # The last row, which all unknown keys share, has no entry in `value`.
         is_lane = rows < value.size
         value.reshape(-1)[rows[is_lane]] = changed[is_lane]
-    elif name == state.SKETCH:
+    elif name == parts.SKETCH:
         value.reshape(-1, SKETCH_CELLS)[
             delta.get_tensor(f"{table}/{SKETCH_ROWS}")
         ] = changed
@@ -357,4 +357,4 @@ def changed_cells(before: Array, after: Array) -> dict[str, Array]:
         cells.reshape(-1, SKETCH_CELLS) for cells in (before, after)
     )
     rows = np.flatnonzero((before != after).any(1))
-    return {state.SKETCH: after[rows], SKETCH_ROWS: rows}
+    return {parts.SKETCH: after[rows], SKETCH_ROWS: rows}

@@ -15,7 +15,7 @@ from tf_layoutmap.deltas import delta_files
 from tf_layoutmap.deltas import weights as model_weights
 from tf_layoutmap.deltas.served import chain, changes, storage
 from tf_layoutmap.deltas.served.chain import Delta, Meta
-from tf_layoutmap.vocabulary import state
+from tf_layoutmap.vocabulary import parts
 
 Array = np.ndarray[Any, Any]
 
@@ -263,7 +263,7 @@ def _merged_table(
     tensors = {base_file.ROWS: merged}
     for name in names:
         values = read(name)
-        if name == state.SKETCH:
+        if name == parts.SKETCH:
             blocks = read(base_file.SKETCH_ROWS)
             tensors[base_file.SKETCH_ROWS], of_blocks = (
                 changes.last_occurrences(blocks)

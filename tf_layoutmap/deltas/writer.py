@@ -31,7 +31,8 @@ from tf_layoutmap.deltas.weights import (
     Weight,
 )
 from tf_layoutmap.embedding import checkpointing, processes
-from tf_layoutmap.vocabulary import checkpoint_files, state
+from tf_layoutmap.vocabulary import checkpoint_files
+from tf_layoutmap.vocabulary.parts import NUMBERS, SKETCH
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import AnyEmbedding, KerasLayer
@@ -243,10 +244,10 @@ class DeltaWriter:
             model_weights.warn_about_others(self._model_weights.find())
         self._compare()
         for table, watched_table in self._watched.tables.items():
-            if state.NUMBERS in watched_table.variables:
-                self._steps[table] = int(self._stored(table, state.NUMBERS)[0])
-            if state.SKETCH in watched_table.variables:
-                self._sketches[table] = self._stored(table, state.SKETCH)
+            if NUMBERS in watched_table.variables:
+                self._steps[table] = int(self._stored(table, NUMBERS)[0])
+            if SKETCH in watched_table.variables:
+                self._sketches[table] = self._stored(table, SKETCH)
 
     @property
     def deltas(self) -> list[Delta]:
@@ -319,12 +320,8 @@ class DeltaWriter:
             self._watched.take(self._extra_rows, copies.tables)
         finally:
             # `_record` clears `_extra_rows` after these rows are on disk.
-            self._extra_rows.update(
-                {
-                    table: changes.rows
-                    for table, changes in copies.tables.items()
-                }
-            )
+            for table, changes in copies.tables.items():
+                self._extra_rows[table] = changes.rows
         self._find_weights()
         copies.weights = self._weights
         copies.values, copies.digests = model_weights.changed(
@@ -535,8 +532,8 @@ class DeltaWriter:
                 contents.tables[table].update(
                     table=of_base.name, prefix=of_base.prefix
                 )
-            if state.NUMBERS in changes.whole:
-                contents.steps[table] = int(changes.whole[state.NUMBERS][0])
+            if NUMBERS in changes.whole:
+                contents.steps[table] = int(changes.whole[NUMBERS][0])
                 contents.tables[table].update(
                     from_step=self._steps[table], to_step=contents.steps[table]
                 )
@@ -545,8 +542,8 @@ class DeltaWriter:
                 **changes.values,
                 **changes.whole,
             }
-            if state.SKETCH in tensors:
-                contents.sketches[table] = tensors[state.SKETCH]
+            if SKETCH in tensors:
+                contents.sketches[table] = tensors[SKETCH]
                 tensors.update(
                     base_file.changed_cells(
                         self._sketches[table], contents.sketches[table]

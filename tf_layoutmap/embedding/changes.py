@@ -19,18 +19,30 @@ from tf_layoutmap._core import ops
 from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.table_store import TableStore
-from tf_layoutmap.vocabulary import state
-from tf_layoutmap.vocabulary.parts import Part
+from tf_layoutmap.vocabulary.parts import (
+    COUNTS,
+    KEYS,
+    LAST_STEPS,
+    NUMBERS,
+    SKETCH,
+    SKETCH_SUMS,
+    Part,
+)
 
 Array = np.ndarray[Any, Any]
 # Variables of a vocabulary that have one value for each row.
 LANES = {
-    state.KEYS: tf.int64,
-    state.LAST_STEPS: tf.int32,
-    state.COUNTS: tf.int32,
+    KEYS: tf.int64,
+    LAST_STEPS: tf.int32,
+    COUNTS: tf.int32,
 }
 # Names of small variables, which are always copied in full.
-WHOLE = (state.SKETCH, state.SKETCH_SUMS, state.NUMBERS, tables.ROUNDING_STEPS)
+WHOLE = (
+    SKETCH,
+    SKETCH_SUMS,
+    NUMBERS,
+    tables.ROUNDING_STEPS,
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,7 +167,7 @@ class Recorder:
             for slot in table.slots:
                 slots += part.variables[slot.name]
                 dtypes.append(tf.float32)
-            if state.KEYS in part.variables:
+            if KEYS in part.variables:
                 for name, dtype in LANES.items():
                     lanes += part.variables[name]
                     dtypes.append(dtype)
@@ -313,7 +325,7 @@ class Changes:
             "open_tables": [
                 part.table
                 for part in self._recorders[0].parts
-                if state.KEYS in part.variables
+                if KEYS in part.variables
             ],
         }
 
@@ -370,7 +382,7 @@ def _names_of(spec: config.EmbeddingSpec, part: Part) -> list[str]:
     """Returns the names of the variables that have a value per row."""
     names = [tables.PARAMETERS]
     names += [slot.name for slot in spec.tables[part.table].slots]
-    if state.KEYS in part.variables:
+    if KEYS in part.variables:
         names += LANES
     return names
 

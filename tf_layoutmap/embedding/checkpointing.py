@@ -17,7 +17,7 @@ from tf_layoutmap._core import tf_private
 from tf_layoutmap.deltas.served import storage
 from tf_layoutmap.embedding.configs import open_tables
 from tf_layoutmap.embedding.state import EmbeddingState
-from tf_layoutmap.vocabulary import shared, state
+from tf_layoutmap.vocabulary import parts, shared
 
 
 def check_shapes(
@@ -152,9 +152,9 @@ def _vocabulary_mismatch(
             continue
         shapes = [
             None
-            if state.KEYS not in by_name
-            else list(by_name[state.KEYS].shape),
-            stored_shapes.get(prefix + key_of(attribute, table, state.KEYS)),
+            if parts.KEYS not in by_name
+            else list(by_name[parts.KEYS].shape),
+            stored_shapes.get(prefix + key_of(attribute, table, parts.KEYS)),
         ]
         if shapes[0] == shapes[1]:
             continue

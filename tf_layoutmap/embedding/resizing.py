@@ -23,7 +23,7 @@ from tf_layoutmap.embedding.configs import open_tables as open_specs
 from tf_layoutmap.embedding.table_store import TableStore, Variables
 from tf_layoutmap.sharded.routing.checks import known_size
 from tf_layoutmap.vocabulary import conversion as vocabulary_conversion
-from tf_layoutmap.vocabulary import state
+from tf_layoutmap.vocabulary import parts, state
 
 Array = np.ndarray[Any, Any]
 
@@ -98,13 +98,13 @@ def resize(
     settings = spec.tables[table].vocabulary.settings
     old = store.variables
     vocabulary = _read_vocabulary(store, names[0], call)
-    keys = vocabulary[state.KEYS].ravel()
+    keys = vocabulary[parts.KEYS].ravel()
     new = moved = None
     with processes.failing_together(group, call):
         moved = vocabulary_conversion.move_vocabulary(
             vocabulary.__getitem__,
             settings,
-            has_sketch=state.SKETCH in vocabulary,
+            has_sketch=parts.SKETCH in vocabulary,
         )
         of_sharing = open_specs.spec_of_sharing(spec, table)
         with _scope_of(old[names[0]]):
@@ -131,7 +131,7 @@ def _read_vocabulary(
     variables = {
         name: variable
         for name, variable in store.variables[table].items()
-        if name in state.NAMES
+        if name in parts.NAMES
     }
     return store.read_together(variables, call)
 
@@ -166,7 +166,7 @@ def _copy_table(
     for name, variable in variables.items():
         if name == tables.ROUNDING_STEPS:
             variable.assign(old[name].numpy())
-        elif name not in state.NAMES:
+        elif name not in parts.NAMES:
             # Rows without a key are zeros.
             values = _rows_together(
                 new,

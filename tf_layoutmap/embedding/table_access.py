@@ -18,7 +18,7 @@ from tf_layoutmap.embedding.backend import EngineBackend, ShardedBackend
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.state import EmbeddingState
 from tf_layoutmap.embedding.table_to_export import TableToExport
-from tf_layoutmap.vocabulary import kept_strings, key_rows, state
+from tf_layoutmap.vocabulary import kept_strings, key_rows, parts, state
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 
 # Without this decorator, each trace would run AutoGraph on the methods of this
@@ -70,7 +70,7 @@ class TableAccess:
                 name: slot
                 for name, slot in self._variables[spec.name].items()
                 if name not in (tables.PARAMETERS, tables.ROUNDING_STEPS)
-                and name not in state.NAMES
+                and name not in parts.NAMES
             }
             for name, spec in self._tables()
         }
@@ -127,7 +127,7 @@ class TableAccess:
         return spec.vocabulary.settings, {
             name: variable
             for name, variable in self._variables[owner.name].items()
-            if name in state.NAMES
+            if name in parts.NAMES
         }
 
     def _row_access(self, table: int) -> key_rows.RowAccess:

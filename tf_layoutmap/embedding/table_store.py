@@ -28,7 +28,7 @@ from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.processes import Processes
 from tf_layoutmap.sharded import ShardedVariable, creation_progress
 from tf_layoutmap.sharded.routing.checks import known_size
-from tf_layoutmap.vocabulary import bucket_layout, state
+from tf_layoutmap.vocabulary import bucket_layout, parts
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.parts import Part
 
@@ -93,7 +93,7 @@ class TableStore(abc.ABC):
         vocabulary = {
             name: variable
             for name, variable in self.variables[owner.name].items()
-            if name in state.NAMES
+            if name in parts.NAMES
         }
         return [
             Part(
@@ -452,7 +452,7 @@ class TableStore(abc.ABC):
             num_segments, buckets.num_shards if self._has_segments else 1
         )
         numbers = partition.RowPartition.from_sizes(
-            [len(state.NUMBERS_HELD)] * segments.num_shards
+            [len(parts.NUMBERS_HELD)] * segments.num_shards
         )
 
         def shards(
@@ -506,22 +506,22 @@ class TableStore(abc.ABC):
         variables = {
             name: joined(name, buckets, lanes, value, dtype)
             for name, value, dtype in (
-                (state.KEYS, bucket_layout.EMPTY_KEY, tf.int64),
-                (state.LAST_STEPS, 0, tf.int32),
-                (state.COUNTS, 0, tf.int32),
+                (parts.KEYS, bucket_layout.EMPTY_KEY, tf.int64),
+                (parts.LAST_STEPS, 0, tf.int32),
+                (parts.COUNTS, 0, tf.int32),
             )
         }
         if vocabulary.has_sketch:
             shape = bucket_layout.sketch_shape(vocabulary.num_buckets)
-            variables[state.SKETCH] = joined(
-                state.SKETCH, segments, shape[1:], 0, tf.uint8
+            variables[parts.SKETCH] = joined(
+                parts.SKETCH, segments, shape[1:], 0, tf.uint8
             )
-            variables[state.SKETCH_SUMS] = joined(
-                state.SKETCH_SUMS, segments, [], 0, tf.int64
+            variables[parts.SKETCH_SUMS] = joined(
+                parts.SKETCH_SUMS, segments, [], 0, tf.int64
             )
-        variables[state.NUMBERS] = self._joined_numbers(
-            f"{table}/{state.NUMBERS}",
-            shards(state.NUMBERS, numbers, [], 0, tf.int64, numbers.sizes[0]),
+        variables[parts.NUMBERS] = self._joined_numbers(
+            f"{table}/{parts.NUMBERS}",
+            shards(parts.NUMBERS, numbers, [], 0, tf.int64, numbers.sizes[0]),
         )
         return variables
 

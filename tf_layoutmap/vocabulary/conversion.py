@@ -26,6 +26,7 @@ from tf_layoutmap.vocabulary import (
     bucket_layout,
     checkpoint_files,
     key_tensors,
+    parts,
     shared,
     sketch_conversion,
     state,
@@ -113,14 +114,14 @@ def move_rows(
     )
     by_bucket = (-1, bucket_layout.KEYS_PER_BUCKET)
     vocabulary = {
-        state.KEYS: placed["keys"].reshape(by_bucket),
-        state.LAST_STEPS: placed["last_step"].reshape(by_bucket),
-        state.COUNTS: placed["count"].reshape(by_bucket),
-        state.NUMBERS: numbers,
+        parts.KEYS: placed["keys"].reshape(by_bucket),
+        parts.LAST_STEPS: placed["last_step"].reshape(by_bucket),
+        parts.COUNTS: placed["count"].reshape(by_bucket),
+        parts.NUMBERS: numbers,
     }
     if settings.has_sketch:
         cells, sums = _converted_sketch(sketch, settings.num_buckets)
-        vocabulary |= {state.SKETCH: cells, state.SKETCH_SUMS: sums}
+        vocabulary |= {parts.SKETCH: cells, parts.SKETCH_SUMS: sums}
     had_row = np.flatnonzero(stored != bucket_layout.EMPTY_KEY)
     return MovedRows(
         placed["from"],
@@ -175,7 +176,7 @@ def convert_capacity(
       names: Shapes of the variables of the old table, by name.
       settings: Settings of the new table.
     """
-    moved = move_vocabulary(read, settings, has_sketch=state.SKETCH in names)
+    moved = move_vocabulary(read, settings, has_sketch=parts.SKETCH in names)
     values = {
         name: _constant(value) for name, value in moved.vocabulary.items()
     }
@@ -183,7 +184,7 @@ def convert_capacity(
         values[name] = lambda name=name: moved.of(read(name))
     # If keys are not admitted by count, the new table has no sketch.
     return Converted(
-        moved.conversion, values, frozenset(names) & (state.NAMES - set(values))
+        moved.conversion, values, frozenset(names) & (parts.NAMES - set(values))
     )
 
 
@@ -198,12 +199,12 @@ def move_vocabulary(
       has_sketch: Whether the vocabulary has a sketch.
     """
     return move_rows(
-        read(state.KEYS),
-        read(state.LAST_STEPS),
-        read(state.COUNTS),
-        read(state.NUMBERS),
+        read(parts.KEYS),
+        read(parts.LAST_STEPS),
+        read(parts.COUNTS),
+        read(parts.NUMBERS),
         settings,
-        (read(state.SKETCH), read(state.SKETCH_SUMS)) if has_sketch else None,
+        (read(parts.SKETCH), read(parts.SKETCH_SUMS)) if has_sketch else None,
     )
 
 
@@ -247,7 +248,7 @@ def convert_to_open(
         keys gets these values.
     """
     keys = np.arange(names[PARAMETERS][0])
-    numbers = np.zeros([len(state.NUMBERS_HELD)], np.int64)
+    numbers = np.zeros([len(parts.NUMBERS_HELD)], np.int64)
     numbers[1] = key_tensors.INTEGERS
     moved = move_rows(
         keys,
@@ -289,9 +290,9 @@ def convert_to_closed(
     Raises:
       ValueError: If the keys are hashes of strings.
     """
-    if read(state.NUMBERS)[1] == key_tensors.STRINGS:
+    if read(parts.NUMBERS)[1] == key_tensors.STRINGS:
         raise ValueError("keys that are integers. Received: hashes of strings")
-    keys = read(state.KEYS).ravel()
+    keys = read(parts.KEYS).ravel()
     has_key = keys != bucket_layout.EMPTY_KEY
     sources = np.flatnonzero(has_key & (keys >= 0) & (keys < num_rows))
     targets = keys[sources]
@@ -310,7 +311,7 @@ def convert_to_closed(
     return Converted(
         Conversion(len(sources), int(has_key.sum()) - len(sources)),
         {name: lambda name=name: rows(name) for name in _names_of_rows(names)},
-        frozenset(names) & state.NAMES,
+        frozenset(names) & parts.NAMES,
     )
 
 
@@ -319,7 +320,7 @@ def _names_of_rows(names: Mapping[str, tuple[int, ...]]) -> list[str]:
     return [
         name
         for name, shape in names.items()
-        if name not in state.NAMES
+        if name not in parts.NAMES
         and tuple(shape[:1]) == tuple(names[PARAMETERS][:1])
     ]
 
@@ -433,7 +434,7 @@ def convert(
             move_vocabulary(
                 _read_of(reader, prefix_of[owner]),
                 settings,
-                has_sketch=state.SKETCH
+                has_sketch=parts.SKETCH
                 in _names_below(shapes, prefix_of[owner]),
             ),
         )
@@ -527,7 +528,7 @@ def _convert_table(
     """Converts the table whose tensor names begin with `prefix`."""
     names = _names_below(shapes, prefix)
     read = _read_of(reader, prefix)
-    has_keys = state.KEYS in names
+    has_keys = parts.KEYS in names
     if isinstance(wanted, OpenVocabulary):
         if has_keys:
             return convert_capacity(read, names, wanted)
@@ -634,7 +635,7 @@ def _slot_values(
         name
         for name, shape in names.items()
         if name != PARAMETERS
-        and name not in state.NAMES
+        and name not in parts.NAMES
         and shape[:1] == (rows,)
     }
     spec = optimizer_specs.read_optimizer(optimizer, table=table)

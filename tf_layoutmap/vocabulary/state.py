@@ -29,36 +29,15 @@ from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
 from tf_layoutmap.vocabulary.parts import (
     COUNTS,
     KEYS,
-    LAST_STEPS,
-    NAMES,
     NUMBERS,
     NUMBERS_HELD,
-    SKETCH,
-    SKETCH_SUMS,
     Part,
     Parts,
-    in_order_of_ops,
-    shards_of,
 )
 from tf_layoutmap.vocabulary.sharded_numbers import KIND, STEP
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import TensorLike, VocabularyStats
-
-__all__ = [
-    "COUNTS",
-    "KEYS",
-    "LAST_STEPS",
-    "NAMES",
-    "NUMBERS",
-    "NUMBERS_HELD",
-    "SKETCH",
-    "SKETCH_SUMS",
-    "Conversion",
-    "Vocabulary",
-    "in_order_of_ops",
-    "shards_of",
-]
 
 Array = np.ndarray[Any, Any]
 Variables = dict[str, Any]

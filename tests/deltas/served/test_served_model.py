@@ -16,7 +16,7 @@ from tf_layoutmap.deltas import base as base_file
 from tf_layoutmap.deltas import delta_files
 from tf_layoutmap.deltas.served import chain, export_state
 from tf_layoutmap.embedding import changes, tables
-from tf_layoutmap.vocabulary import bucket_layout, state
+from tf_layoutmap.vocabulary import bucket_layout, parts
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -360,7 +360,7 @@ def test_apply_inside_a_block_of_lookups_raises(served, tmp_path):
 
 def test_names_are_the_names_of_deltas():
     assert export_state.PARAMETERS == tables.PARAMETERS
-    assert export_state.KEYS == state.KEYS
+    assert export_state.KEYS == parts.KEYS
     assert export_state.LANES == tuple(changes.LANES)
     assert {*export_state.WHOLE, export_state.SKETCH} == set(changes.WHOLE)
     assert export_state.SKETCH_ROWS == base_file.SKETCH_ROWS

@@ -27,7 +27,7 @@ from tf_layoutmap.embedding.divided import shard_keys
 from tf_layoutmap.embedding.host import engine, open_tables, process_checks
 from tf_layoutmap.embedding.processes import Processes
 from tf_layoutmap.sharded.routing import assertions
-from tf_layoutmap.vocabulary import key_tensors, state
+from tf_layoutmap.vocabulary import key_tensors, parts
 from tf_layoutmap.vocabulary.sharded_numbers import KIND
 
 # Columns of the output `sizes` of `RequestKeys`.
@@ -85,7 +85,7 @@ class KeyExchange:
         ]
         self._known_kinds = [
             variables[spec.tables[open_specs.owner_of(spec, number)].name][
-                state.NUMBERS
+                parts.NUMBERS
             ]
             for number in self._numbers
         ]

@@ -25,8 +25,7 @@ from tf_layoutmap.embedding.divided.row_transfer import (
 )
 from tf_layoutmap.embedding.processes import Processes
 from tf_layoutmap.sharded.routing.checks import known_size
-from tf_layoutmap.vocabulary import state
-from tf_layoutmap.vocabulary.parts import Part
+from tf_layoutmap.vocabulary.parts import NAMES, Part
 
 Array = np.ndarray[Any, Any]
 
@@ -417,7 +416,7 @@ class ProcessStore(table_store.TableStore):
                 {
                     name: tables.shards_of(variable)
                     for name, variable in by_name.items()
-                    if name not in state.NAMES
+                    if name not in NAMES
                 },
                 {},
             )

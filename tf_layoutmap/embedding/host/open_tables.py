@@ -27,7 +27,7 @@ from tf_layoutmap.vocabulary import (
     kept_strings,
     key_rows,
     key_tensors,
-    state,
+    parts,
     stored_keys,
 )
 
@@ -74,7 +74,7 @@ class OpenTables:
             by_name = variables[table.name]
             owner = open_specs.owner_of(spec, number)
             if owner == number:
-                self._state.extend(state.in_order_of_ops(by_name))
+                self._state.extend(parts.in_order_of_ops(by_name))
             shards = tables.shards_of(by_name[tables.PARAMETERS])
             self._shards.extend(shards)
             slots = []
@@ -83,7 +83,7 @@ class OpenTables:
                 slot_values.append(slot.initial_value)
             self._slots.extend(slots)
             self._of_table[number] = {
-                "state": state.in_order_of_ops(
+                "state": parts.in_order_of_ops(
                     variables[spec.tables[owner].name]
                 ),
                 "shards": shards,

@@ -13,7 +13,7 @@ from typing import Any
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.configs import config, open_tables
-from tf_layoutmap.vocabulary import kept_strings, key_tensors, state
+from tf_layoutmap.vocabulary import kept_strings, key_tensors, parts
 
 
 def create_stores(
@@ -27,7 +27,7 @@ def create_stores(
     """
     return {
         table.name: kept_strings.KeptStrings(
-            table.name, tables.shards_of(variables[table.name][state.KEYS])
+            table.name, tables.shards_of(variables[table.name][parts.KEYS])
         )
         for number, table in enumerate(spec.tables)
         if table.vocabulary is not None
@@ -49,7 +49,7 @@ def use_variables(
     """
     for name, store in stores.items():
         if name in variables:
-            store.use_keys(tables.shards_of(variables[name][state.KEYS]))
+            store.use_keys(tables.shards_of(variables[name][parts.KEYS]))
 
 
 def store_of(

@@ -22,8 +22,7 @@ from tf_layoutmap.embedding.configs import open_tables as open_specs
 from tf_layoutmap.embedding.host import engine, open_tables
 from tf_layoutmap.embedding.servers import closure_trace, lookups, step_ops
 from tf_layoutmap.sharded.routing.checks import known_size
-from tf_layoutmap.vocabulary import bucket_layout, key_rows
-from tf_layoutmap.vocabulary import state as vocabulary_state
+from tf_layoutmap.vocabulary import bucket_layout, key_rows, parts
 
 # Size and layout of the variable `fetched_steps`. See
 # cc/core/served_keys/fetched_steps.h.
@@ -362,7 +361,7 @@ class KeyStepOps(step_ops.StepOps):
                 if number != table:
                     continue
                 first = _first_bucket(by_name, shard)
-                keys = tables.shards_of(by_name[vocabulary_state.KEYS])[shard]
+                keys = tables.shards_of(by_name[parts.KEYS])[shard]
                 places = np.flatnonzero(
                     (buckets >= first) & (buckets < first + known_size(keys))
                 )
@@ -446,12 +445,12 @@ def _state_of_shard(by_name: dict[str, Any], shard: int) -> list[Any]:
     """Returns the vocabulary variables of a shard in the order for the ops."""
     variables = []
     for name in (
-        vocabulary_state.KEYS,
-        vocabulary_state.LAST_STEPS,
-        vocabulary_state.COUNTS,
-        vocabulary_state.SKETCH,
-        vocabulary_state.SKETCH_SUMS,
-        vocabulary_state.NUMBERS,
+        parts.KEYS,
+        parts.LAST_STEPS,
+        parts.COUNTS,
+        parts.SKETCH,
+        parts.SKETCH_SUMS,
+        parts.NUMBERS,
     ):
         variable = by_name.get(name)
         if variable is not None:

@@ -28,8 +28,8 @@ from tf_layoutmap.vocabulary import (
     bucket_layout,
     conversion,
     kept_strings,
+    parts,
     shared,
-    state,
 )
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ def _moved_tables(
         if table.vocabulary is None:
             continue
         owner = open_specs.owner_of(spec, number)
-        keys = f"{owner}.{state.KEYS}"
+        keys = f"{owner}.{parts.KEYS}"
         saved_buckets = int(store[keys].shape[0])
         if saved_buckets == int(variables[keys].shape[0]):
             continue
