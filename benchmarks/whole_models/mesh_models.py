@@ -54,7 +54,7 @@ _THREADS = flags.DEFINE_integer(
     "threads_per_operation",
     0,
     "Maximum number of threads of one operation of this package in "
-    "`mesh_models`; 0 is TensorFlow's default.",
+    "`mesh_models`; 0 is the number of cores per device.",
 )
 
 

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tf_layoutmap._core import distribution_notice, keras_private, patches
 from tf_layoutmap.distribution import layout_map, parallel, processes
 from tf_layoutmap.layout.keras3.context import context_of
+from tf_layoutmap.layout.mesh import cpu_threads
 from tf_layoutmap.layout.mesh import device_mesh as device_mesh_lib
 from tf_layoutmap.layout.mesh.device_mesh import Layout, Mesh
 from tf_layoutmap.layout.processes import messages
@@ -55,6 +56,7 @@ def enable() -> None:
     """
     if is_enabled():
         return
+    cpu_threads.share_cores()
     patches.install(_MODELS)
     try:
         patches.install(_FUNCTIONS)

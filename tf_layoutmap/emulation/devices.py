@@ -13,6 +13,8 @@ import dataclasses
 
 import tensorflow as tf
 
+from tf_layoutmap.layout.mesh import cpu_threads
+
 _CPU = "/job:localhost/replica:0/task:0/device:CPU:{}"
 # Device name of a core for code that requires TPU names. The code parses the
 # index of the core from the name.
@@ -126,6 +128,7 @@ def create_devices(num_cores: int, num_hosts: int) -> Devices:
                     "Received: TensorFlow has already started with "
                     f"{started_with} logical CPUs."
                 ) from error
+    cpu_threads.share_cores()
     hosts = range(num_cores, needed) if num_hosts > 1 else [0]
     return Devices(
         tuple(_CPU.format(core) for core in range(num_cores)),

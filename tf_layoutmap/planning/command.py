@@ -128,12 +128,15 @@ def _prepare_devices(count: int) -> None:
     """Creates logical CPUs if the machine has too few devices."""
     import tensorflow as tf
 
+    from tf_layoutmap.layout.mesh import cpu_threads
+
     if len(tf.config.list_physical_devices("GPU")) >= count:
         return
     (cpu, *_) = tf.config.list_physical_devices("CPU")
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * count
     )
+    cpu_threads.share_cores()
 
 
 def find_function(target: str) -> Callable[[], Any]:

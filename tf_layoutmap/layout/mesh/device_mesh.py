@@ -30,7 +30,7 @@ from tf_layoutmap._core import (
     tf_private,
     user_warnings,
 )
-from tf_layoutmap.layout.mesh import collective_keys
+from tf_layoutmap.layout.mesh import collective_keys, cpu_threads
 
 dtensor = tf.experimental.dtensor
 
@@ -105,6 +105,8 @@ def list_devices(device_type: str | None = None) -> list[str]:
     kind = checks.check_one_of(
         "device_type", device_type.lower(), ("cpu", "gpu", "tpu")
     )
+    # The list of devices starts TensorFlow, which then creates its threads.
+    cpu_threads.share_cores()
     return [
         f"{kind}:{device.name.split(':')[-1]}"
         for device in tf.config.list_logical_devices(kind.upper())
@@ -304,6 +306,7 @@ def prepare_process(mesh: Mesh | None = None) -> None:
         register_mesh(mesh)
     if patches.is_installed("mesh"):
         return
+    cpu_threads.share_cores()
     if tf_private.has_dtensor_device():
         user_warnings.warn(
             "DTensor was used in this process before tf_layoutmap. Its device "
