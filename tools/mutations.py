@@ -97,7 +97,7 @@ MUTATIONS = [
     Mutation(
         "lost overlap: the next lookup beside a TPU is not prefetched",
         "embedding/host/tpu_backend.py",
-        "self._started.prefetch(replica)",
+        "self._host_engine.prefetch(replica)",
         "del replica",
         ("tests/embedding/tpu/test_host_engine.py", "-k", "does_not_wait"),
     ),

@@ -101,6 +101,7 @@ LEVELS = {
     "embedding.stock_lookup": 5,
     "embedding.tpu_program": 5,
     "embedding.changes": 6,
+    "embedding.key_editor": 6,
     "embedding.resizing": 6,
     "embedding.table_store": 6,
     "embedding.table_variable": 6,

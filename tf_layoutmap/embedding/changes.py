@@ -177,11 +177,13 @@ class Recorder:
                 values = self._take(
                     watch=self._watch,
                     also=[tf.constant(rows, tf.int64) for rows in also],
-                    shards=_handles(shards),
-                    slots=_handles(slots),
-                    lanes=_handles(lanes),
+                    shards=tables.handles(shards),
+                    slots=tables.handles(slots),
+                    lanes=tables.handles(lanes),
                     Tvalues=[*dtypes, *(variable.dtype for variable in whole)],
-                    **{**small, "whole": _handles(whole)} if small else {},
+                    **{**small, "whole": tables.handles(whole)}
+                    if small
+                    else {},
                 )
                 # An op on a server returns before it has copied the rows.
                 rest = iter(values)
@@ -385,7 +387,3 @@ def _names_of(spec: config.EmbeddingSpec, part: Part) -> list[str]:
     if KEYS in part.variables:
         names += LANES
     return names
-
-
-def _handles(variables: Sequence[Any]) -> list[tf.Tensor]:
-    return [variable.handle for variable in variables]

@@ -334,14 +334,30 @@ class Processes:
             for part in gathered
         ]
 
+    def require_eager(self, call: str) -> None:
+        """Raises a RuntimeError inside a `tf.function`.
+
+        Args:
+          call: Name of a call that all processes make together.
+        """
+        if not tf.executing_eagerly():
+            raise RuntimeError(
+                f"{call} must be called outside tf.function under "
+                "MultiWorkerMirroredStrategy, in all processes together."
+            )
+
     @contextlib.contextmanager
-    def failing_together(self, call: str) -> Iterator[None]:
+    def failing_together(
+        self, call: str, undo: Callable[[str], None] | None = None
+    ) -> Iterator[None]:
         """Raises an error in all processes if the block fails in one process.
 
         The block must not exchange values with other processes.
 
         Args:
           call: Name of the call, for the message.
+          undo: Function that undoes the block. If the block fails only in other
+            processes, it is called with the error message of one of them.
 
         Raises:
           Exception: The error of the block in this process.
@@ -354,6 +370,8 @@ class Processes:
         except Exception as caught:
             error = caught
         texts = self.gather_texts(describe_error(error))
+        if undo is not None and error is None and any(texts):
+            undo(max(texts))
         raise_errors(call, error, texts)
 
     def check_equal(self, argument: str, value: str) -> None:
@@ -418,17 +436,20 @@ def of_strategy(strategy: tf.distribute.Strategy) -> Processes:
 
 
 def failing_together(
-    group: Processes | None, call: str
+    group: Processes | None,
+    call: str,
+    undo: Callable[[str], None] | None = None,
 ) -> contextlib.AbstractContextManager[None]:
     """Returns `Processes.failing_together`, or an empty scope without a group.
 
     Args:
       group: The processes that make the call together, or None.
       call: Name of the call, for the message.
+      undo: See `Processes.failing_together`.
     """
     if group is None:
         return contextlib.nullcontext()
-    return group.failing_together(call)
+    return group.failing_together(call, undo)
 
 
 def describe_error(error: BaseException | None) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -250,14 +250,17 @@ class TableStore(abc.ABC):
         """Assigns the rows of this process."""
         variable.assign(values)
 
-    def discard(self, variables: Iterable[Any]) -> None:
-        """Frees the memory of variables that a resize has replaced.
+    def discard(self, variables: Mapping[str, Any]) -> None:
+        """Frees the memory of a table that a resize has replaced.
 
-        A function that was traced before the resize still uses these variables.
+        A function that was traced before the resize still uses the variables.
         Because the variables are empty, lookups in this function raise errors
         instead of returning outdated rows.
+
+        Args:
+          variables: Variables of the table by name.
         """
-        for variable in variables:
+        for variable in variables.values():
             for shard in table_variable.shards_of(variable):
                 with tf.device(shard.device):
                     tf.raw_ops.AssignVariableOp(

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -32,6 +33,11 @@ def owner_of(
     """
     owner = None if table.vocabulary is None else table.vocabulary.owner
     return table if owner is None else spec.tables[owner]
+
+
+def handles(variables: Sequence[Any]) -> list[tf.Tensor]:
+    """Returns the handles of variables. Ops take handles as inputs."""
+    return [variable.handle for variable in variables]
 
 
 def text_variable(value: Any, name: str) -> tf.Variable:

@@ -2,12 +2,13 @@
 
 `KeyBlock` holds keys with their rows, and `read_blocks` reads the keys of a
 table block by block. `check_rows` converts the arguments of `Vocabulary.write`
-to `RowsToWrite`, which the backends of an embedding write.
+to `RowsToWrite`, which `embedding/key_editor.py` writes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +118,24 @@ class RowsToWrite:
     counts: Array
     step: int
     strings: Array | None = None
+
+    def checksum(self, first: int = 0) -> int:
+        """Returns a checksum of the keys and rows.
+
+        Args:
+          first: Checksum of preceding values.
+        """
+        checksum = zlib.crc32(repr((self.kind, self.step)).encode(), first)
+        for values in (
+            self.keys,
+            self.rows,
+            *self.slots,
+            self.last_steps,
+            self.counts,
+        ):
+            checksum = zlib.crc32(repr(values.shape).encode(), checksum)
+            checksum = zlib.crc32(values.tobytes(), checksum)
+        return checksum
 
     def part(self, where: Any) -> RowsToWrite:
         """Returns the keys that a slice or a mask selects."""

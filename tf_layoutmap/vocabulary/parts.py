@@ -27,7 +27,9 @@ COUNTS = "vocabulary_counts"
 SKETCH = "vocabulary_sketch"
 SKETCH_SUMS = "vocabulary_sketch_sums"
 NUMBERS = "vocabulary_numbers"
-NAMES = frozenset({KEYS, LAST_STEPS, COUNTS, SKETCH, SKETCH_SUMS, NUMBERS})
+# All names, in the order of the ops' inputs.
+_IN_ORDER = (KEYS, LAST_STEPS, COUNTS, SKETCH, SKETCH_SUMS, NUMBERS)
+NAMES = frozenset(_IN_ORDER)
 
 # Elements of `NUMBERS` (cc/kernels/vocabulary/locked_vocabulary.h).
 NUMBERS_HELD = (
@@ -47,14 +49,13 @@ NUMBERS_HELD = (
 _PARAMETERS = "parameters"
 
 
-def in_order_of_ops(variables: dict[str, Any]) -> list[tf.Variable]:
-    """Returns all variables in the order of the ops' inputs, by shard."""
-    return [
-        shard
-        for name in (KEYS, LAST_STEPS, COUNTS, SKETCH, SKETCH_SUMS, NUMBERS)
-        if name in variables
-        for shard in shards_of(variables[name])
-    ]
+def in_order_of_ops(shards: Mapping[str, Sequence[Any]]) -> list[Any]:
+    """Returns the shards of a vocabulary in the order of the ops' inputs.
+
+    Args:
+      shards: Shards of variables by name. Other variables are ignored.
+    """
+    return [shard for name in _IN_ORDER for shard in shards.get(name, ())]
 
 
 def shards_of(variable: Any) -> list[tf.Variable]:
@@ -116,6 +117,11 @@ class Part:
     def offsets(self) -> list[int]:
         """Returns the cumulative numbers of buckets of the shards."""
         return [0, *itertools.accumulate(self.buckets_of_shards())]
+
+    @property
+    def state(self) -> list[Any]:
+        """The variables of the vocabulary, in the order of the ops' inputs."""
+        return in_order_of_ops(self.vocabulary)
 
     def key_variables(self) -> list[Sequence[Any]]:
         """Returns the shards of the keys, of the last steps and of counts."""

@@ -1,5 +1,7 @@
 """Tests tables of different dims that share one open vocabulary."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,6 +20,7 @@ from tests.embedding.host.shared_vocabulary_cases import (
     train,
 )
 from tf_layoutmap._core import ops
+from tf_layoutmap.embedding import key_editor, tables
 
 tpu = tf.tpu.experimental.embedding
 
@@ -548,13 +551,17 @@ def test_the_ops_reject_tables_of_another_size():
         },
     )
     separate.build()
-    engine = separate._state.backend.engine
-    tables = engine._keys._of_table
+    backend = separate._state.backend
+    first, second = (
+        part for table in (0, 1) for part in backend.store.parts(table)
+    )
     arguments = {
-        "engine": engine.handle,
-        "state": [one.handle for one in tables[0]["state"]],
+        "engine": backend.engine.handle,
+        "state": tables.handles(first.state),
         "shards": [
-            one.handle for table in tables.values() for one in table["shards"]
+            handle
+            for part in (first, second)
+            for handle in tables.handles(part.variables[tables.PARAMETERS])
         ],
         "slots": [],
         "keys": tf.constant([3], tf.int64),
@@ -569,12 +576,19 @@ def test_the_ops_reject_tables_of_another_size():
     ):
         with pytest.raises(tf.errors.InvalidArgumentError, match=message):
             ops.evict_keys(**arguments, sharing=sharing)
-    keys = shared._state.backend.engine._keys
-    first = keys._of_table[0]
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="sharing_shards.*Received: 1"
+    variables_of = key_editor.KeyEditor._rows_and_slots
+
+    def without_slots_of_table_0(editor, part):
+        rows, slots = variables_of(editor, part)
+        return rows, slots if part.table else []
+
+    with (
+        mock.patch.object(
+            key_editor.KeyEditor, "_rows_and_slots", without_slots_of_table_0
+        ),
+        pytest.raises(
+            tf.errors.InvalidArgumentError, match="sharing_shards.*Received: 1"
+        ),
     ):
-        keys._of_table[0] = {**first, "slots": []}
         shared.vocabularies["wide"].write([3])
-    keys._of_table[0] = first
     assert shared.vocabularies["wide"].write([3]).num_new == 1

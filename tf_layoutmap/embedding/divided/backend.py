@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
-import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import ops
@@ -34,7 +33,6 @@ from tf_layoutmap.embedding.divided import (
 )
 from tf_layoutmap.embedding.host import (
     engine,
-    multi_process,
     process_checks,
 )
 from tf_layoutmap.embedding.host.backend import HostBackend
@@ -126,9 +124,7 @@ class DividedEngine:
             spec_of_keys, [False] * len(rows)
         )
         first_rows = [row.rows.start for row in rows]
-        self.shard_keys = shard_keys.ShardKeys(
-            spec_of_keys, spec, local_variables, first_rows
-        )
+        self.shard_keys = shard_keys.ShardKeys(spec_of_keys, local_variables)
         self.is_pipelined = is_pipelined
         self._spec = local_spec
         # The engine of the rows of this process.
@@ -172,6 +168,9 @@ class DividedEngine:
     def record_restore(self) -> None:
         """Counts a restore. All processes must restore the same checkpoints."""
         self._exchange.restores.add_one()
+
+    def record_write(self, table: int, written: key_rows.RowsToWrite) -> None:
+        """Does nothing, because `write` compares the arguments."""
 
     def use_records_of(self, previous: DividedEngine) -> None:
         """Uses the record of restores of the engine before a resize."""
@@ -337,28 +336,9 @@ class DividedEngine:
                     vectors[other],
                 )
 
-    def evict_own(
-        self, table: int, keys: tf.Tensor, *, expired: bool
-    ) -> list[np.ndarray[Any, Any]]:
-        """Evicts the keys of this process; see `ShardKeys.evict_own`."""
-        return self.shard_keys.evict_own(
-            self.handle, table, keys, expired=expired
-        )
-
-    def undo_eviction(self, table: int, why: str) -> None:
-        """Undoes the last call of `evict_own`."""
-        with tf.device(self.handle.device):
-            self.shard_keys.undo_own_eviction(self.handle, table, why)
-
-    def report_dropped(self, table: int, values: Sequence[Any]):
-        """Calls `on_evict` with the keys that a resize has dropped."""
+    def report_evicted(self, table: int, values: Sequence[Any]) -> None:
+        """Calls `on_evict` of one table; see `OpenTables.report_table`."""
         self.shard_keys.report_table(table, values)
-
-    def write_rows(
-        self, table: int, written: key_rows.RowsToWrite
-    ) -> tuple[Any, int]:
-        """Writes the keys of this process; see `ShardKeys.write_own`."""
-        return self.shard_keys.write_own(self.handle, table, written)
 
     def describe(self) -> dict[str, Any]:
         """Returns the counters and the steps in flight of this process."""
@@ -470,11 +450,16 @@ class DividedBackend(HostBackend):
             gradient_aggregation=self._gradient_aggregation,
         )
 
+    @property
+    def _sharded_engine(self) -> DividedEngine:
+        # `_make_engine` creates no other engine.
+        return cast(DividedEngine, self._started)
+
     def look_up(self, features: Any, weights: Any) -> list[tf.Tensor]:
         """Returns activations without gradients, one per feature."""
         self._replicas.require_current("call")
         return self._shapes.shape_all_activations(
-            self.engine.look_up_only(
+            self._sharded_engine.look_up_only(
                 self._reader.read_features(features, weights)
             )
         )
@@ -506,67 +491,4 @@ class DividedBackend(HostBackend):
                     else feature_ids.kind,
                 )
             )
-        return self.engine.look_up_only(samples)
-
-    def evict_keys(
-        self, table: int, keys: tf.Tensor, *, expired: bool
-    ) -> tf.Tensor:
-        """Evicts keys of an open vocabulary; see `Vocabulary`."""
-        engine, call = self.engine, self._call_of_eviction(table)
-        group = self._together(call)
-        assert group is not None
-        self._check_equal_eviction(group, call, keys, expired)
-        own_keys: list[np.ndarray[Any, Any]] = []
-        error = None
-        try:
-            own_keys = engine.evict_own(table, keys, expired=expired)
-        except Exception as caught:
-            error = caught
-        failures = group.gather_texts(processes.describe_error(error))
-        gathered: list[np.ndarray[Any, Any]] = []
-        if not any(failures):
-            gathered = [
-                np.concatenate(group.gather_int64(own_keys[0])),
-                *(group.gather_rows(values) for values in own_keys[1:]),
-            ]
-            if gathered[1:] and group.is_first:
-                try:
-                    engine.shard_keys.report_eviction(table, gathered)
-                except Exception as caught:
-                    error = caught
-            reported = group.gather_texts(processes.describe_error(error))
-            if any(reported):
-                engine.undo_eviction(table, max(reported))
-            failures = reported
-        elif error is None:
-            engine.undo_eviction(table, max(failures))
-        processes.raise_errors(call, error, failures)
-        evicted = gathered[0]
-        if not expired:
-            # The result contains each evicted key once, in the order of `keys`.
-            asked = keys.numpy().ravel()
-            first = np.sort(np.unique(asked, return_index=True)[1])
-            evicted = asked[first][np.isin(asked[first], evicted)]
-        return tf.constant(evicted, tf.int64)
-
-    def write_rows(
-        self, table: int, written: key_rows.RowsToWrite
-    ) -> tuple[Any, int]:
-        """Writes the rows of keys of an open table; see `Vocabulary`."""
-        call = f"`write` of table {self._spec.tables[table].name!r}"
-        group = self._together(call)
-        assert group is not None
-        group.check_equal(
-            f"The arguments of {call}",
-            f"{written.keys.size} keys with checksum "
-            f"{multi_process.fingerprint(written)}",
-        )
-        rows, num_new = np.zeros([0], np.int64), 0
-        with group.failing_together(call):
-            # The pending update would change rows after they were written.
-            self.flush()
-            rows, num_new = self.engine.write_rows(table, written)
-        return (
-            np.max(group.gather_int64(rows), axis=0),
-            group.sum(num_new),
-        )
+        return self._sharded_engine.look_up_only(samples)

@@ -17,9 +17,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import ops, tf_private
 from tf_layoutmap.embedding.configs import config
-from tf_layoutmap.embedding.configs import open_tables as open_specs
 from tf_layoutmap.embedding.host import open_tables
-from tf_layoutmap.vocabulary import bucket_layout, key_rows
 
 Array = np.ndarray[Any, Any]
 
@@ -44,25 +42,6 @@ def local_spec_of_keys(
 
 class ShardKeys(open_tables.OpenTables):
     """The shards of open tables in this process."""
-
-    def __init__(
-        self,
-        spec: config.EmbeddingSpec,
-        unsharded: config.EmbeddingSpec,
-        variables: dict[str, dict[str, Any]],
-        first_rows: Sequence[int],
-    ):
-        """Prepares the arguments of ops.
-
-        Args:
-          spec: Result of `local_spec_of_keys`.
-          unsharded: Spec of the unsharded tables.
-          variables: Variables of this process, by table and name.
-          first_rows: For each table, the index of the first row of the shard.
-        """
-        super().__init__(spec, variables)
-        self._global = unsharded
-        self._first_rows = list(first_rows)
 
     @property
     def numbers(self) -> list[int]:
@@ -110,9 +89,7 @@ class ShardKeys(open_tables.OpenTables):
                 engine=engine,
                 training=tf.convert_to_tensor(training, tf.bool),
                 requests=list(requests),
-                state=_handles(self._state),
-                shards=_handles(self._shards),
-                slots=_handles(self._slots),
+                **self._handles(),
                 key_kinds=tf.cast(kinds, tf.int32),
                 request_tables=list(request_tables),
                 keeps_change=keeps_change,
@@ -195,89 +172,5 @@ class ShardKeys(open_tables.OpenTables):
                 why=why,
                 raises=False,
                 may_be_missing=True,
-                state=_handles(self._state),
-                shards=_handles(self._shards),
-                slots=_handles(self._slots),
+                **self._handles(),
             )
-
-    def evict_own(
-        self, engine: tf.Tensor, table: int, keys: tf.Tensor, *, expired: bool
-    ) -> list[Array]:
-        """Evicts the keys that this process owns; see `OpenTables`.
-
-        Returns:
-          The evicted keys. If the table has `on_evict`, the keys are followed
-          by rows and values of slot variables, in the order of the op.
-        """
-        if table in self._numbers:
-            with tf.device(engine.device):
-                eviction = self._run_eviction(
-                    engine, table, keys, expired=expired
-                )
-            values = [eviction.evicted, *eviction.values]
-        else:
-            sharing = open_specs.sharing(self._global, table)
-            values = [tf.zeros([0], tf.int64)]
-            for number in sharing:
-                values += self.evicted_of(number, [])[1:]
-        has_reporter = (
-            self._global.tables[table].vocabulary.settings.on_evict is not None
-        )
-        return [
-            value.numpy() for value in (values if has_reporter else values[:1])
-        ]
-
-    def report_eviction(self, table: int, arrays: Sequence[Array]) -> None:
-        """Calls `on_evict` for the result of `evict_own`, of all processes."""
-        self._report_eviction(table, *arrays)
-
-    def undo_own_eviction(
-        self, engine: tf.Tensor, table: int, why: str
-    ) -> None:
-        """Undoes the last call of `evict_own`."""
-        if table in self._numbers:
-            self.undo_eviction(engine, table, why)
-
-    def write_own(
-        self, engine: tf.Tensor, table: int, written: key_rows.RowsToWrite
-    ) -> tuple[Array, int]:
-        """Writes the rows of the keys that this process owns.
-
-        Returns:
-          The row of each key, or -1, and the number of keys of this process
-          that had no row before.
-        """
-        rows = np.full(written.keys.shape, -1, np.int64)
-        if table not in self._numbers:
-            return rows, 0
-        spec = self._spec.tables[table]
-        variables = self._of_table[table]
-        first = self._first_bucket(table)
-        buckets = bucket_layout.buckets_of(
-            written.keys, spec.vocabulary.settings.num_buckets
-        )
-        places = np.flatnonzero(
-            (buckets >= first)
-            & (buckets < first + int(variables["state"][0].shape[0]))
-        )
-        # The op also runs without keys, because it sets the step.
-        with tf.device(engine.device):
-            rows[places], num_new = open_tables.write_keys(
-                spec,
-                table,
-                written.part(places),
-                variables,
-                first_bucket=first,
-                engines=[engine],
-                sharing=open_tables.sharing_tables(
-                    self._spec, self._of_table, table
-                ),
-            )
-        return rows, num_new
-
-    def _first_bucket(self, table: int) -> int:
-        return self._first_rows[table] // bucket_layout.KEYS_PER_BUCKET
-
-
-def _handles(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-    return [variable.handle for variable in variables]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -25,7 +25,7 @@ from tf_layoutmap.embedding.divided.row_transfer import (
 )
 from tf_layoutmap.embedding.processes import Processes
 from tf_layoutmap.sharded.routing.checks import known_size
-from tf_layoutmap.vocabulary.parts import NAMES, Part
+from tf_layoutmap.vocabulary.parts import NAMES, NUMBERS, Part
 
 Array = np.ndarray[Any, Any]
 
@@ -532,15 +532,21 @@ class ProcessStore(table_store.TableStore):
         if variable.rows:
             variable.block.assign(values)
 
-    def discard(self, variables: Iterable[Any]) -> None:
-        """Frees the memory of variables; see `TableStore`."""
-        for variable in variables:
-            if isinstance(variable, DividedTable | DividedNumbers):
+    def discard(self, variables: Mapping[str, Any]) -> None:
+        """Frees the memory of a replaced table; see `TableStore`."""
+        for name, variable in variables.items():
+            # Each process has a copy of the counter, which is a variable.
+            if name != tables.ROUNDING_STEPS:
                 variable.replaced = True
-            # Steps that were traced before the resize read the statistics
-            # before the engine raises the error that says what to do.
-            if not isinstance(variable, DividedNumbers):
-                super().discard([variable])
+        # Steps that were traced before the resize read the statistics before
+        # the engine raises the error that says what to do.
+        super().discard(
+            {
+                name: variable
+                for name, variable in variables.items()
+                if name != NUMBERS
+            }
+        )
 
     def _joined(
         self, name: str, variable: Any, cut: partition.RowPartition

@@ -2,16 +2,15 @@
 
 `HostBackend` implements the interface in `tf_layoutmap.embedding.backend`. The
 backend reads batches, reshapes activations and gradients, and passes steps to
-the engine. The backend also resizes open vocabularies, and applies a pending
-pipelined update before tables are saved.
+the engine. The backend also applies a pending pipelined update before tables
+are saved.
 """
 
 from __future__ import annotations
 
-import types
-import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -26,32 +25,23 @@ from tf_layoutmap.embedding import (
 from tf_layoutmap.embedding import steps as step_gradients
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.host import (
-    batches,
+    base_backend,
     multi_process,
     step_strings,
 )
 from tf_layoutmap.embedding.host import engine as host_engine
-from tf_layoutmap.embedding.host import shapes as host_shapes
+from tf_layoutmap.embedding.host.key_editor import EngineKeyEditor
+from tf_layoutmap.embedding.host.step_engine import StepEngine
 from tf_layoutmap.embedding.table_store import TableStore
 from tf_layoutmap.vocabulary import kept_strings, key_rows
 
 
-class HostBackend:
+class HostBackend(base_backend.BaseBackend):
     """A backend that runs the steps of a `TPUEmbedding` on the host engine.
 
     Attributes:
-      engine: A `HostEngine`, or an object with the methods of a `HostEngine`
-        that runs the steps of several processes; None before `start`.
-      strings: The strings of vocabularies that keep strings, by the name of the
-        table that owns the vocabulary; empty before `start`.
+      engine: The engine; None before `start`.
     """
-
-    is_on_tpu: ClassVar[bool] = False
-    has_ordered_steps: ClassVar[bool] = False
-    is_sharded: ClassVar[bool] = False
-    strings: Mapping[str, kept_strings.KeptStrings] = types.MappingProxyType({})
-    # Shape checks are fast, and prevent invalid memory accesses.
-    checks_shapes = True
 
     def __init__(
         self,
@@ -77,24 +67,20 @@ class HostBackend:
                 "the processes exchange the hashes of all keys, and TensorFlow "
                 "has no collective for strings",
             )
-        self._feature_config = feature_config
-        self._spec = spec
         self._replicas = strategy_replicas
-        self._is_pipelined = is_pipelined
-        self._out_of_range = out_of_range
-        self._rounding_seed = rounding_seed
-        self._shapes = host_shapes.StepShapes(spec)
-        self._reader = batches.BatchReader(
-            feature_config, strategy_replicas, self._shapes
+        super().__init__(
+            feature_config,
+            spec,
+            strategy_replicas,
+            self._make_store(partitioner),
+            out_of_range=out_of_range,
+            rounding_seed=rounding_seed,
         )
+        self._is_pipelined = is_pipelined
         self._modes = step_gradients.StepModes()
-        self.engine: Any = None
+        self.engine: StepEngine | None = None
         # The learning rates of a step, if the process has several replicas.
         self._rates: step_gradients.RatesOfReplicas | None = None
-        # The tables, which `start` adds to the store.
-        self._store = self._make_store(partitioner)
-        # The recorder of changes, which counts replacements of all values.
-        self._changes: Any = None
 
     def _make_store(
         self, partitioner: table_store.Partitioner | None
@@ -104,11 +90,6 @@ class HostBackend:
         if self._replicas.has_processes:
             group = processes.of_strategy(self._replicas.strategy)
         return table_store.HostStore(partitioner, group)
-
-    @property
-    def store(self) -> TableStore:
-        """The tables; without variables before `start`."""
-        return self._store
 
     @property
     def mark_shape(self) -> tuple[int, ...]:
@@ -126,24 +107,22 @@ class HostBackend:
         return self.engine is not None
 
     @property
-    def _started(self) -> Any:
+    def _started(self) -> StepEngine:
         # Steps require the engine, which `start` creates.
         assert self.engine is not None
         return self.engine
 
-    def declare(self, shapes: Any, batch_size: int | None) -> None:
-        """Records the shapes and the batch size that are passed to `build`."""
-        self._shapes.samples.declare_arguments(
-            self._feature_config, shapes, batch_size
-        )
-
-    def create_tables(self) -> dict[str, dict[str, Any]]:
-        """Creates the variables of all tables."""
-        return self._store.create(self._spec)
+    @property
+    def _host_engine(self) -> host_engine.HostEngine:
+        # Only the engine of sharded tables has another class. Its backend does
+        # not call the methods that the callers of this property call.
+        return cast(host_engine.HostEngine, self._started)
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates an engine that reads and updates the variables."""
-        self.strings = step_strings.create_stores(self._spec, variables)
+        self.strings: Mapping[str, kept_strings.KeptStrings] = (
+            step_strings.create_stores(self._spec, variables)
+        )
         self._store = self._store.with_tables(self._spec, variables)
         spec = self._shapes.fix_spec()
         if self._replicas.has_processes:
@@ -158,7 +137,7 @@ class HostBackend:
         self,
         spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]],
-    ) -> Any:
+    ) -> StepEngine:
         """Creates an engine; the other processes create equal engines."""
         options: dict[str, Any] = {
             "is_pipelined": self._is_pipelined,
@@ -177,49 +156,22 @@ class HostBackend:
             **options,
         )
 
-    def resize(self, table: int, capacity: int) -> Any:
-        """Changes the capacity of a vocabulary; see `Vocabulary.resize`."""
-        name = self._spec.tables[table].name
-        call = f"`resize` of table {name!r}"
-        group = self._together(call)
-        if group is not None:
-            group.check_equal(f"The capacity in {call}", repr(capacity))
-        spec = resizing.spec_with_capacity(self._spec, table, capacity)
-        old_engine = self._started
+    @contextlib.contextmanager
+    def _steps_retired(self, call: str, table: str) -> Iterator[None]:
+        engine = self._started
         try:
-            with processes.failing_together(group, call):
+            with processes.failing_together(self._store.group, call):
                 self.flush()
-                self._retire_for_resize(name)
-            resized = resizing.resize(self._store, spec, table, call)
-            old = self._store.variables
-            variables = {**old, **resized.variables}
-            with processes.failing_together(group, call):
-                new_engine = self._engine_after_resize(
-                    resized, table, variables
-                )
+                self._retire_for_resize(table)
+            yield
         except BaseException:
-            old_engine.retire("")
+            engine.retire("")
             raise
-        self.engine, self._spec = new_engine, spec
-        self._store = self._store.with_tables(spec, variables)
-        self._shapes.replace_spec(spec)
-        step_strings.use_variables(self.strings, resized.variables)
-        for resized_table in resized.variables:
-            self._store.discard(old[resized_table].values())
-        return resized
 
-    def _retire_for_resize(self, name: str) -> None:
-        """Lets later calls of the engine fail, because a table is resized.
-
-        Args:
-          name: Name of the table.
-
-        Raises:
-          RuntimeError: If steps are in flight.
-        """
+    def _retire_for_resize(self, table: str) -> None:
         try:
             self._started.retire(
-                f"The vocabulary of table {name!r} was resized: functions "
+                f"The vocabulary of table {table!r} was resized: functions "
                 "that were traced before the resize must be traced again, "
                 "Keras models must be compiled again, and a "
                 "tlm.deltas.DeltaWriter must be created again with a new base"
@@ -228,65 +180,37 @@ class HostBackend:
             raise RuntimeError(
                 "A vocabulary cannot be resized while steps are in flight; "
                 "finish the steps, or call `reset` to discard them (table "
-                f"{name!r})."
+                f"{table!r})."
             ) from None
 
-    def _engine_after_resize(
+    def _resized_steps(
         self,
         resized: resizing.Resized,
-        table: int,
-        variables: dict[str, dict[str, Any]],
-    ) -> Any:
-        """Returns an engine for resized variables, and calls `on_evict`."""
-        new_engine = self._make_engine(
-            resizing.spec_with_capacity(
-                self._shapes.fix_spec(),
-                table,
-                resized.spec.tables[table].vocabulary.settings.capacity,
-            ),
-            variables,
-        )
+        spec: config.EmbeddingSpec,
+        variables: table_store.Variables,
+    ) -> Callable[[], None]:
+        engine = self._make_engine(spec, variables)
         # The next step compares the records with the other processes.
-        new_engine.use_records_of(self._started)
-        # The user function `on_evict` may raise an error. Therefore, `on_evict`
-        # is called before `resize` discards the old variables.
-        for number, dropped in resized.dropped.items():
-            new_engine.report_dropped(number, dropped)
-        return new_engine
+        engine.use_records_of(self._started)
+        for table, values in resized.dropped.items():
+            engine.report_evicted(table, values)
 
-    def _together(self, call: str) -> processes.Processes | None:
-        """Returns the processes that make a call together, or None.
+        def use_new_steps() -> None:
+            self.engine = engine
+            step_strings.use_variables(self.strings, resized.variables)
 
-        Args:
-          call: Name of the call, for the message.
-
-        Raises:
-          RuntimeError: If there are several processes, and the call is inside a
-            `tf.function`.
-        """
-        if not self._replicas.has_processes:
-            return None
-        if not tf.executing_eagerly():
-            raise RuntimeError(
-                f"{call} must be called outside tf.function under "
-                "MultiWorkerMirroredStrategy, in all processes together."
-            )
-        return self._store.group
-
-    def read(self, features: Any, weights: Any, device: str | None) -> Any:
-        """Checks the input of a step; see `TPUEmbedding.enqueue`."""
-        return self._reader.read(features, weights, device)
+        return use_new_steps
 
     def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
         """Enqueues a batch that `read` returned."""
-        if isinstance(batch, batches.BatchOfProcesses):
+        if batch.unread is not None:
             # The step runs collectives over the processes. TensorFlow supports
             # these collectives only in replica context.
             self._replicas.strategy.run(
                 lambda features, weights: self.enqueue(
                     self.read(features, weights, None), training, name
                 ),
-                (batch.features, batch.weights),
+                batch.unread,
             )
             return
         training = self._modes.enqueued(name, training)
@@ -307,7 +231,7 @@ class HostBackend:
                 self._started.enqueue(replica, training, inputs)
             return
         if len(steps) == self._replicas.num_replicas:
-            self._started.enqueue_keys(
+            self._host_engine.enqueue_keys(
                 training, [inputs for _, inputs in steps]
             )
             return
@@ -320,62 +244,22 @@ class HostBackend:
         replicas.merge_replica_steps(
             self._replicas.strategy,
             steps[0][1],
-            lambda all_steps, is_training: self._started.enqueue_keys(
+            lambda all_steps, is_training: self._host_engine.enqueue_keys(
                 is_training, all_steps
             ),
             training,
         )
 
-    def evict_keys(
-        self, table: int, keys: tf.Tensor, *, expired: bool
-    ) -> tf.Tensor:
-        """Evicts keys of an open vocabulary; see `OpenTables`."""
-        call = self._call_of_eviction(table)
-        group = self._together(call)
-        if group is None:
-            return self._started.evict_keys(table, keys, expired=expired)
-        self._check_equal_eviction(group, call, keys, expired)
-        evicted = error = None
-        try:
-            evicted = self._started.evict_keys(table, keys, expired=expired)
-        except Exception as caught:
-            error = caught
-        failures = group.gather_texts(processes.describe_error(error))
-        if error is None and any(failures):
-            self._started.undo_eviction(table, max(failures))
-        processes.raise_errors(call, error, failures)
-        assert evicted is not None
-        return evicted
-
-    def _call_of_eviction(self, table: int) -> str:
-        return f"`evict` of table {self._spec.tables[table].name!r}"
-
-    def _check_equal_eviction(
-        self,
-        group: processes.Processes,
-        call: str,
-        keys: tf.Tensor,
-        expired: bool,
-    ) -> None:
-        """Checks that all processes evict the same keys."""
-        values = keys.numpy()
-        group.check_equal(
-            f"The keys in {call}",
-            f"{values.size} keys with checksum {zlib.crc32(values.tobytes())}"
-            f"{' and all expired keys' * expired}",
-        )
-
-    def report_evicted(self) -> int:
-        """Returns 0, because `on_evict` is called in the evicting step."""
-        return 0
+    def _key_editor(self) -> EngineKeyEditor:
+        return EngineKeyEditor(self._store, self.flush, self._started)
 
     def write_rows(
         self, table: int, written: key_rows.RowsToWrite
     ) -> tuple[Any, int]:
-        """Writes the rows of keys of an open table; see `Vocabulary`."""
-        # The pending update would change rows after they were written.
-        self.flush()
-        return self._started.write_rows(table, written)
+        """Writes the rows of keys of an open vocabulary; see `Vocabulary`."""
+        rows = super().write_rows(table, written)
+        self._started.record_write(table, written)
+        return rows
 
     def watch_changes(self) -> Any:
         """Starts to record which rows are written."""
@@ -401,10 +285,6 @@ class HostBackend:
         self._modes.applied(name)
         flat = self._shapes.flat_gradients(replica, gradients)
         self._started.apply(replica, flat, self._hyperparameters(replica))
-
-    def is_in_program(self) -> bool:
-        """Returns False, because the host has no TPU program."""
-        return False
 
     def open(
         self,
@@ -464,17 +344,17 @@ class HostBackend:
         """Opens a lookup whose gradients the caller holds."""
         # The reader unpacks packed batches of keys.
         inputs: Any = self._reader.read_features(features, None)
-        return self._started.open_rows(inputs)
+        return self._host_engine.open_rows(inputs)
 
     def record_gradient(self, rows: tf.Tensor) -> tf.Tensor:
         """Records the gradient of open lookups; see `HostEngine`."""
-        return self._started.record_gradient(rows)
+        return self._host_engine.record_gradient(rows)
 
     def apply_recorded(
         self, rows: tf.Tensor, gradients: tf.Tensor, *, is_dense: bool
     ) -> None:
         """Applies a gradient of recorded gradients; see `HostEngine`."""
-        self._started.apply_recorded(
+        self._host_engine.apply_recorded(
             rows,
             gradients,
             step_gradients.hyperparameters(self._spec.tables),
@@ -533,7 +413,7 @@ class HostBackend:
 
     def load_variables(self) -> None:
         """Records that all values were replaced."""
-        self._count_replacement()
+        super().load_variables()
         if self.engine is not None and self._spec.vocabulary_settings:
             self._discard_lookups(self.engine.describe())
 
@@ -544,10 +424,3 @@ class HostBackend:
         # Applied lookups are not counted. A lookup that fails discards them.
         if any(counts["open"] + counts["followed"]) or not counts["poisoned"]:
             self._started.reset()
-
-    def _count_replacement(self) -> None:
-        if self._changes is not None:
-            self._changes.num_replaced += 1
-
-    def retrieve_variables(self) -> None:
-        """Does nothing, because steps use the variables directly."""

@@ -20,21 +20,16 @@ from tf_layoutmap.embedding.host.engine import StepInputs
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The checked inputs of all replicas for which a call enqueues steps.
+    """The inputs of all replicas for which a call enqueues steps.
 
     Attributes:
-      steps: A tuple of the replica index and the inputs, for each step.
+      steps: A tuple of the replica index and the checked inputs, for each step.
+      unread: Distributed features and weights of which each replica reads and
+        checks its values, or None.
     """
 
     steps: list[tuple[int, StepInputs]]
-
-
-@dataclasses.dataclass(frozen=True)
-class BatchOfProcesses:
-    """Distributed features and weights; each replica reads its values."""
-
-    features: Any
-    weights: Any
+    unread: tuple[Any, Any] | None = None
 
 
 class BatchReader:
@@ -57,9 +52,7 @@ class BatchReader:
         self._replicas = strategy_replicas
         self._shapes = shapes
 
-    def read(
-        self, features: Any, weights: Any, device: str | None
-    ) -> Batch | BatchOfProcesses:
+    def read(self, features: Any, weights: Any, device: str | None) -> Batch:
         """Checks the inputs, and returns a batch that can be enqueued.
 
         Args:
@@ -80,7 +73,7 @@ class BatchReader:
             and device is None
             and tf.distribute.in_cross_replica_context()
         ):
-            return BatchOfProcesses(features, weights)
+            return Batch([], (features, weights))
         # The caller enqueues a step only after the inputs of all replicas have
         # been checked. Without this order, an error could occur after only some
         # replicas have enqueued the step.

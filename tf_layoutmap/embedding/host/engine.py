@@ -334,29 +334,8 @@ class HostEngine:
             self._keys.report_evicted(self._handle, evicted)
             self._keys.keep_strings(inputs, training)
 
-    def evict_keys(
-        self, table: int, keys: tf.Tensor, *, expired: bool
-    ) -> tf.Tensor:
-        """Evicts keys of an open vocabulary; see `OpenTables`."""
-        with tf.device(self._handle.device):
-            return self._keys.evict_keys(
-                self._handle, table, keys, expired=expired
-            )
-
-    def undo_eviction(self, table: int, why: str):
-        """Undoes the last call of `evict_keys`; see `OpenTables`."""
-        with tf.device(self._handle.device):
-            self._keys.undo_eviction(self._handle, table, why)
-
-    def write_rows(
-        self, table: int, written: key_rows.RowsToWrite
-    ) -> tuple[Any, int]:
-        """Writes the rows of keys of an open table; see `OpenTables`."""
-        with tf.device(self._handle.device):
-            return self._keys.write_rows(self._handle, table, written)
-
-    def report_dropped(self, table: int, values: Sequence[Any]):
-        """Calls `on_evict` with the keys that a resize has dropped."""
+    def report_evicted(self, table: int, values: Sequence[Any]) -> None:
+        """Calls `on_evict` of one table; see `OpenTables.report_table`."""
         self._keys.report_table(table, values)
 
     def dequeue(self, replica: int) -> list[tf.Tensor]:
@@ -602,15 +581,15 @@ class HostEngine:
 
     def _lookup_arguments(self) -> dict[str, Any]:
         return {
-            "shards": _handles(self._shards),
+            "shards": tables.handles(self._shards),
             **activation_attrs(self._spec),
         }
 
     def _variables_to_update(self) -> dict[str, list[tf.Tensor]]:
         return {
-            "shards": _handles(self._shards),
-            "slots": _handles(self._slots),
-            "rounding_steps": _handles(self._rounding_steps),
+            "shards": tables.handles(self._shards),
+            "slots": tables.handles(self._slots),
+            "rounding_steps": tables.handles(self._rounding_steps),
         }
 
     def retire(self, why: str):
@@ -627,6 +606,14 @@ class HostEngine:
     def record_restore(self) -> None:
         """Counts a restore, if a step compares it with other processes."""
 
+    def record_write(self, table: int, written: key_rows.RowsToWrite) -> None:
+        """Records written rows, if a step compares them with other processes.
+
+        Args:
+          table: Index of the table.
+          written: The keys and their rows.
+        """
+
     def use_records_of(self, previous: Any) -> None:
         """Uses the records that a step compares with other processes.
 
@@ -642,7 +629,3 @@ class HostEngine:
     def describe(self) -> dict[str, Any]:
         """Returns the counters and the steps in flight of the engine."""
         return counts.describe_counts(self._handle, self._spec)
-
-
-def _handles(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-    return [variable.handle for variable in variables]

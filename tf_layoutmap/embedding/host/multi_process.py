@@ -71,31 +71,11 @@ class WriteRecord:
     def add(self, table: int, written: key_rows.RowsToWrite):
         """Adds the keys and rows of a write."""
         checksum = zlib.crc32(repr((int(self.value()), table)).encode())
-        self._fingerprint.assign(fingerprint(written, checksum))
+        self._fingerprint.assign(written.checksum(checksum))
 
     def value(self) -> tf.Tensor:
         """Returns the fingerprint as a tensor."""
         return self._fingerprint.read_value()
-
-
-def fingerprint(written: key_rows.RowsToWrite, first: int = 0) -> int:
-    """Returns a checksum of the keys and rows of a write.
-
-    Args:
-      written: The keys and rows.
-      first: Checksum of preceding values.
-    """
-    checksum = zlib.crc32(repr((written.kind, written.step)).encode(), first)
-    for values in (
-        written.keys,
-        written.rows,
-        *written.slots,
-        written.last_steps,
-        written.counts,
-    ):
-        checksum = zlib.crc32(repr(values.shape).encode(), checksum)
-        checksum = zlib.crc32(values.tobytes(), checksum)
-    return checksum
 
 
 # Number of values that describe the input of one feature in a message. The
@@ -385,13 +365,9 @@ class WorkerEngine(HostEngine):
                 )
         return gathered, checks
 
-    def write_rows(
-        self, table: int, written: key_rows.RowsToWrite
-    ) -> tuple[Any, int]:
-        """Writes the rows of keys, which all processes must write."""
-        written_rows = super().write_rows(table, written)
+    def record_write(self, table: int, written: key_rows.RowsToWrite) -> None:
+        """Records written rows, which all processes must write."""
         self.writes.add(table, written)
-        return written_rows
 
     def dequeue(self, replica: int) -> list[tf.Tensor]:
         """Returns the activations of the oldest step, one per feature."""

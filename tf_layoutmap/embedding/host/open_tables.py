@@ -6,9 +6,7 @@ calls `on_evict` with the evicted keys.
 
 from __future__ import annotations
 
-import functools
 import traceback
-import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +23,6 @@ from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.vocabulary import (
     evicted,
     kept_strings,
-    key_rows,
     key_tensors,
     parts,
     stored_keys,
@@ -69,26 +66,21 @@ class OpenTables:
         self._numbers = [number for number, _ in open_tables]
         self._state, self._shards, self._slots = [], [], []
         slot_values = []
-        self._of_table: dict[int, dict[str, Any]] = {}
         for number, table in open_tables:
             by_name = variables[table.name]
-            owner = open_specs.owner_of(spec, number)
-            if owner == number:
-                self._state.extend(parts.in_order_of_ops(by_name))
-            shards = tables.shards_of(by_name[tables.PARAMETERS])
-            self._shards.extend(shards)
-            slots = []
+            if open_specs.owner_of(spec, number) == number:
+                self._state.extend(
+                    parts.in_order_of_ops(
+                        {
+                            name: tables.shards_of(variable)
+                            for name, variable in by_name.items()
+                        }
+                    )
+                )
+            self._shards.extend(tables.shards_of(by_name[tables.PARAMETERS]))
             for slot in table.slots:
-                slots.extend(tables.shards_of(by_name[slot.name]))
+                self._slots.extend(tables.shards_of(by_name[slot.name]))
                 slot_values.append(slot.initial_value)
-            self._slots.extend(slots)
-            self._of_table[number] = {
-                "state": parts.in_order_of_ops(
-                    variables[spec.tables[owner].name]
-                ),
-                "shards": shards,
-                "slots": slots,
-            }
         settings = [table.vocabulary.settings for _, table in open_tables]
         values = [table.vocabulary.first_values for _, table in open_tables]
         policies = [setting.policy() for setting in settings]
@@ -114,7 +106,7 @@ class OpenTables:
             "slot_values": slot_values,
         }
         self._dtypes = {
-            number: _row_dtypes(table) for number, table in open_tables
+            number: row_dtypes(table) for number, table in open_tables
         }
         # Functions that call `on_evict`, by table index and in the order of the
         # tables.
@@ -153,14 +145,22 @@ class OpenTables:
             has strings.
         """
         return {
-            "state": _handles(self._state),
-            "shards": _handles(self._shards),
-            "slots": _handles(self._slots),
+            **self._handles(),
             "key_kinds": [
                 kind_of_keys(self._spec, number, inputs)
                 for number in self._numbers
             ],
             **self._attrs,
+        }
+
+    def _handles(self) -> dict[str, list[tf.Tensor]]:
+        """Returns the variables of all open tables, as arguments of ops."""
+        # The handles are read at each call, so that traced functions capture
+        # them.
+        return {
+            "state": tables.handles(self._state),
+            "shards": tables.handles(self._shards),
+            "slots": tables.handles(self._slots),
         }
 
     def keep_strings(
@@ -199,74 +199,13 @@ class OpenTables:
                 reporter(*arrays[first : first + size])
                 first += size
 
-        self._report_or_undo(
+        report_or_undo(
             report_all,
             values,
             engine,
             "The step was not enqueued",
             in_processes=self._in_processes,
-            state=self._state,
-            shards=self._shards,
-            slots=self._slots,
-        )
-
-    def _report_or_undo(
-        self,
-        report: Callable[..., None],
-        values: Sequence[tf.Tensor],
-        engine: tf.Tensor,
-        outcome: str,
-        *,
-        in_processes: bool,
-        **variables: Sequence[tf.Variable],
-    ) -> None:
-        """Calls `report`, and undoes the engine's last op if `report` raises.
-
-        Args:
-          report: Function that takes NumPy arrays.
-          values: Arguments of `report`, as tensors.
-          engine: Handle of the engine.
-          outcome: Sentence for the error message that states the result of the
-            undo.
-          in_processes: Whether the op has also run in other processes, which
-            do not undo it.
-          **variables: Variables `state`, `shards` and `slots` that were passed
-            to the op.
-        """
-
-        def undo(why: Any, *, raises: bool) -> None:
-            ops.take_back_keys(
-                engine=engine,
-                why=why,
-                raises=raises,
-                in_processes=in_processes,
-                **{name: _handles(each) for name, each in variables.items()},
-            )
-
-        if tf.executing_eagerly():
-            try:
-                report(*(value.numpy() for value in values))
-            except BaseException as error:
-                undo(_failed(error), raises=False)
-                raise
-            return
-
-        def report_error(*tensors: tf.Tensor) -> str:
-            try:
-                report(*(tensor.numpy() for tensor in tensors))
-            except BaseException as error:
-                return f"{_failed(error)}. {outcome}.\n" + "".join(
-                    traceback.format_exception(error)
-                )
-            return ""
-
-        # The ops of the engine run in program order, so a later `dequeue` runs
-        # after the undo.
-        undo(
-            tf.py_function(
-                tf_private.kept_by_graphs(report_error), values, tf.string
-            ),
-            raises=True,
+            **self._handles(),
         )
 
     def report_table(self, table: int, values: Sequence[Any]) -> None:
@@ -280,245 +219,64 @@ class OpenTables:
         if table in self._reporters:
             self._reporters[table](*values)
 
-    def evict_keys(
-        self, engine: tf.Tensor, table: int, keys: tf.Tensor, *, expired: bool
-    ) -> tf.Tensor:
-        """Evicts keys of one table; see `Vocabulary`.
 
-        If `on_evict` raises an error in this process, the op is undone. With
-        several processes, the other processes must call `undo_eviction`.
+def report_or_undo(
+    report: Callable[..., None],
+    values: Sequence[tf.Tensor],
+    engine: tf.Tensor,
+    outcome: str,
+    *,
+    in_processes: bool,
+    **variables: Sequence[tf.Tensor],
+) -> None:
+    """Calls `report`, and undoes the engine's last op if `report` raises.
 
-        Args:
-          engine: Handle of the engine.
-          table: Index of the table. If other tables use the same vocabulary,
-            they lose the rows of the keys, too.
-          keys: int64 keys to evict.
-          expired: Whether to evict all expired keys instead of `keys`.
+    Args:
+      report: Function that takes NumPy arrays.
+      values: Arguments of `report`, as tensors.
+      engine: Handle of the engine.
+      outcome: Sentence for the error message that states the result of the
+        undo.
+      in_processes: Whether the op has also run in other processes, which do not
+        undo it.
+      **variables: Handles `state`, `shards` and `slots` that were passed to the
+        op.
+    """
 
-        Returns:
-          The evicted keys, `[num_evicted]` int64. Keys without a row are not
-          included.
-        """
-        owner, *_ = sharing = open_specs.sharing(self._spec, table)
-        evictions = self._run_eviction(engine, table, keys, expired=expired)
-        if owner in self._reporters:
-            self._report_or_undo(
-                functools.partial(self._report_eviction, table),
-                [evictions.evicted, *evictions.values],
-                engine,
-                "No key was evicted",
-                in_processes=False,
-                **self._variables_of_eviction(sharing),
-            )
-        return evictions.evicted
-
-    def _run_eviction(
-        self, engine: tf.Tensor, table: int, keys: tf.Tensor, *, expired: bool
-    ) -> Any:
-        """Runs the op of `evict_keys`, and returns its outputs."""
-        owner, *others = sharing = open_specs.sharing(self._spec, table)
-        variables = self._variables_of_eviction(sharing)
-        return ops.evict_keys(
-            engine=engine,
-            keys=keys,
-            expired=expired,
-            table=owner,
-            sharing=others,
-            Tvalues=[
-                dtype for number in sharing for dtype in self._dtypes[number]
-            ],
-            **{name: _handles(each) for name, each in variables.items()},
-            **self._spec.tables[owner].vocabulary.settings.policy(),
-        )
-
-    def _report_eviction(self, table: int, keys: Any, *arrays: Any) -> None:
-        """Calls `on_evict` of the tables that share a vocabulary.
-
-        Args:
-          table: Index of one of the tables.
-          keys: The evicted keys.
-          *arrays: Output `values` of the op, as arrays.
-        """
-        first = 0
-        for number in open_specs.sharing(self._spec, table):
-            size = len(self._dtypes[number])
-            self._reporters[number](keys, *arrays[first : first + size])
-            first += size
-
-    def undo_eviction(self, engine: tf.Tensor, table: int, why: str) -> None:
-        """Undoes the last call of `evict_keys`.
-
-        Args:
-          engine: Handle of the engine.
-          table: Index of the table.
-          why: Reason, for the message if the call cannot be undone.
-        """
-        variables = self._variables_of_eviction(
-            open_specs.sharing(self._spec, table)
-        )
+    def undo(why: Any, *, raises: bool) -> None:
         ops.take_back_keys(
             engine=engine,
             why=why,
-            raises=False,
-            in_processes=False,
-            **{name: _handles(each) for name, each in variables.items()},
+            raises=raises,
+            in_processes=in_processes,
+            **variables,
         )
 
-    def _variables_of_eviction(
-        self, sharing: Sequence[int]
-    ) -> dict[str, Sequence[tf.Variable]]:
-        """Returns the variables of all tables that share a vocabulary."""
-        return {
-            "state": self._of_table[sharing[0]]["state"],
-            **self._joined(sharing),
-        }
+    if tf.executing_eagerly():
+        try:
+            report(*(value.numpy() for value in values))
+        except BaseException as error:
+            undo(_failed(error), raises=False)
+            raise
+        return
 
-    def _joined(self, numbers: Sequence[int]) -> dict[str, list[tf.Variable]]:
-        """Returns the shards and slot variables of several tables."""
-        return {
-            name: [
-                variable
-                for number in numbers
-                for variable in self._of_table[number][name]
-            ]
-            for name in ("shards", "slots")
-        }
+    def report_error(*tensors: tf.Tensor) -> str:
+        try:
+            report(*(tensor.numpy() for tensor in tensors))
+        except BaseException as error:
+            return f"{_failed(error)}. {outcome}.\n" + "".join(
+                traceback.format_exception(error)
+            )
+        return ""
 
-    def write_rows(
-        self, engine: tf.Tensor, table: int, written: key_rows.RowsToWrite
-    ) -> tuple[Array, int]:
-        """Writes the rows of keys of one table; see `Vocabulary.write`.
-
-        Args:
-          engine: Handle of the engine.
-          table: Index of the table.
-          written: The keys and their rows.
-
-        Returns:
-          The row of each key, or -1, and the number of keys that had no row
-          before.
-        """
-        return write_keys(
-            self._spec.tables[table],
-            table,
-            written,
-            self._of_table[table],
-            engines=[engine],
-            sharing=sharing_tables(self._spec, self._of_table, table),
-        )
-
-
-def sharing_tables(
-    spec: config.EmbeddingSpec,
-    variables: Any,
-    table: int,
-) -> dict[int, tuple[config.TableSpec, list[Any]]]:
-    """Returns the other tables that share the vocabulary of a table.
-
-    Args:
-      spec: The tables.
-      variables: Maps each open table to its variables: lists with the keys
-        "shards" and "slots".
-      table: Index of the table.
-
-    Returns:
-      Maps the index of each other table to its spec, and to its shards and slot
-      variables.
-    """
-    return {
-        number: (
-            spec.tables[number],
-            [*variables[number]["shards"], *variables[number]["slots"]],
-        )
-        for number in open_specs.sharing(spec, table)
-        if number != table
-    }
-
-
-def write_keys(
-    spec: config.TableSpec,
-    table: int,
-    written: key_rows.RowsToWrite,
-    variables: Mapping[str, Sequence[tf.Variable]],
-    *,
-    first_bucket: int = 0,
-    engines: Sequence[tf.Tensor] = (),
-    servers: Sequence[tf.Tensor] = (),
-    sharing: Mapping[
-        int, tuple[config.TableSpec, Sequence[tf.Variable]]
-    ] = types.MappingProxyType({}),
-) -> tuple[Array, int]:
-    """Runs the op that writes the rows of keys.
-
-    Args:
-      spec: Spec of the table.
-      table: Index of the table.
-      written: The keys and their rows.
-      variables: Variables `state`, `shards` and `slots` of the shards, and on a
-        server `fetched_steps`.
-      first_bucket: First bucket of the first shard.
-      engines: Handle of the engine, or empty on a server.
-      servers: Handle of the server, or empty.
-      sharing: The other tables with the same vocabulary, by index: the spec,
-        and the shards and slot variables. New keys get rows in these tables.
-        On a server, the index is the index of the shard on the server.
-
-    Returns:
-      The row of each key, or -1, and the number of keys that had no row before.
-    """
-    settings, values = spec.vocabulary.settings, spec.vocabulary.first_values
-    slots = spec.slots
-    written_keys = ops.write_keys(
-        engine=list(engines),
-        server=list(servers),
-        **{
-            name: _handles(variables.get(name, ()))
-            for name in ("state", "shards", "slots", "fetched_steps")
-        },
-        keys=written.keys,
-        last_steps=written.last_steps,
-        counts=written.counts,
-        step=tf.constant(written.step, tf.int64),
-        values=written.rows,
-        slot_values=written.slots,
-        table=spec.name,
-        table_index=table,
-        first_bucket=first_bucket,
-        vocabulary_buckets=settings.num_buckets,
-        has_sketch=settings.has_sketch,
-        key_kind=written.kind,
-        first_values=values.kind,
-        first_limits=values.limits,
-        first_seed=values.seed,
-        initial_slots=[slot.initial_value for slot in slots],
-        **_sharing_arguments(sharing),
+    # The ops of the engine run in program order, so a later `dequeue` runs
+    # after the undo.
+    undo(
+        tf.py_function(
+            tf_private.kept_by_graphs(report_error), values, tf.string
+        ),
+        raises=True,
     )
-    return written_keys.rows.numpy(), int(written_keys.num_new)
-
-
-def _sharing_arguments(
-    sharing: Mapping[int, tuple[config.TableSpec, Sequence[tf.Variable]]],
-) -> dict[str, Any]:
-    """Returns the arguments of `WriteKeys` for the tables in `sharing`."""
-    values = [table.vocabulary.first_values for table, _ in sharing.values()]
-    return {
-        "sharing": list(sharing),
-        "sharing_shards": [
-            variable.handle
-            for _, variables in sharing.values()
-            for variable in variables
-        ],
-        "sharing_first_values": [value.kind for value in values],
-        "sharing_first_limits": [
-            limit for value in values for limit in value.limits
-        ],
-        "sharing_first_seeds": [value.seed for value in values],
-        "sharing_initial_slots": [
-            slot.initial_value
-            for table, _ in sharing.values()
-            for slot in table.slots
-        ],
-    }
 
 
 def kind_of_keys(
@@ -586,7 +344,7 @@ def _kind_at_run_time(
         return tf.identity(highest)
 
 
-def _row_dtypes(table: config.TableSpec) -> list[tf.DType]:
+def row_dtypes(table: config.TableSpec) -> list[tf.DType]:
     """Returns the dtypes of the rows and of the slot variables."""
     slots = table.slots
     return [tf.as_dtype(table.dtype), *(tf.float32 for _ in slots)]
@@ -594,7 +352,3 @@ def _row_dtypes(table: config.TableSpec) -> list[tf.DType]:
 
 def _failed(error: BaseException) -> str:
     return f"`on_evict` raised {type(error).__name__}: {error}"
-
-
-def _handles(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-    return [variable.handle for variable in variables]

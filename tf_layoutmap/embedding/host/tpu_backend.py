@@ -155,7 +155,7 @@ class HostBackendOfTPU(HostBackend):
         """
         self._started.apply_pending()
         for replica in range(num_replicas):
-            self._started.prefetch(replica)
+            self._host_engine.prefetch(replica)
 
     def apply(self, gradients: Sequence[Any], name: str | None) -> None:
         """Applies the gradients of the last dequeued step."""

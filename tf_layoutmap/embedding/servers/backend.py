@@ -8,9 +8,9 @@ servers.
 
 from __future__ import annotations
 
-import types
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -22,22 +22,21 @@ from tf_layoutmap.embedding import (
     table_store,
 )
 from tf_layoutmap.embedding.configs import config
-from tf_layoutmap.embedding.host import batches, engine
-from tf_layoutmap.embedding.host import shapes as host_shapes
+from tf_layoutmap.embedding.host import base_backend, engine
 from tf_layoutmap.embedding.servers import (
     closure_trace,
     closures,
     evicted_reports,
+    key_editor,
     key_step_ops,
     lookups,
     step_ops,
 )
 from tf_layoutmap.embedding.servers import tables as server_tables
-from tf_layoutmap.embedding.table_store import TableStore
-from tf_layoutmap.vocabulary import kept_strings, key_rows
+from tf_layoutmap.vocabulary import kept_strings
 
 
-class ServersBackend:
+class ServersBackend(base_backend.BaseBackend):
     """A backend with tables on servers and steps on workers.
 
     All calls of a step must be in one function. A worker or the coordinator
@@ -45,11 +44,7 @@ class ServersBackend:
     servers.
     """
 
-    is_on_tpu: ClassVar[bool] = False
-    has_ordered_steps: ClassVar[bool] = False
-    is_sharded: ClassVar[bool] = False
-    strings: Mapping[str, kept_strings.KeptStrings] = types.MappingProxyType({})
-    checks_shapes = True
+    _store: server_tables.ServerStore
 
     def __init__(
         self,
@@ -82,30 +77,20 @@ class ServersBackend:
             "rows are assigned to keys on the servers, which receive only the "
             "hashes of strings",
         )
-        self._feature_config = feature_config
-        self._spec = spec
-        self._out_of_range = out_of_range
-        self._rounding_seed = rounding_seed
+        super().__init__(
+            feature_config,
+            spec,
+            strategy_replicas,
+            server_tables.ServerStore(strategy_replicas.strategy, partitioner),
+            out_of_range=out_of_range,
+            rounding_seed=rounding_seed,
+        )
         self._wire_dtype = wire_dtype
-        # The tables, which `start` adds to the store.
-        self._store = server_tables.ServerStore(
-            strategy_replicas.strategy, partitioner
-        )
-        self._shapes = host_shapes.StepShapes(spec)
-        self._reader = batches.BatchReader(
-            feature_config, strategy_replicas, self._shapes
-        )
         self._modes = steps.StepModes(finds_forward_steps=False)
         self._steps = closures.StepsInFlight()
         self._lookups = lookups.Lookups()
         self._ops: step_ops.StepOps | None = None
         self._evicted: evicted_reports.EvictedReports | None = None
-        self._changes: changes.Changes | None = None
-
-    @property
-    def store(self) -> TableStore:
-        """The tables; without variables before `start`."""
-        return self._store
 
     @property
     def has_row_steps(self) -> bool:
@@ -137,16 +122,6 @@ class ServersBackend:
         # Only tables with open vocabularies have `Vocabulary` objects.
         return cast(key_step_ops.KeyStepOps, self._started)
 
-    def declare(self, shapes: Any, batch_size: int | None) -> None:
-        """Records the shapes and the batch size that are passed to `build`."""
-        self._shapes.samples.declare_arguments(
-            self._feature_config, shapes, batch_size
-        )
-
-    def create_tables(self) -> dict[str, dict[str, Any]]:
-        """Creates the variables of all tables on the servers."""
-        return self._store.create(self._spec)
-
     def start(self, variables: dict[str, dict[str, Any]]) -> None:
         """Creates the object that calls the ops of steps."""
         self._store = self._store.with_tables(self._spec, variables)
@@ -174,10 +149,6 @@ class ServersBackend:
         )
         made.create_handles()
         return made
-
-    def read(self, features: Any, weights: Any, device: str | None) -> Any:
-        """Checks the input of a step; see `TPUEmbedding.enqueue`."""
-        return self._reader.read(features, weights, device)
 
     def enqueue(self, batch: Any, training: Any, name: str | None) -> None:
         """Plans the requests of a batch, and enqueues the step."""
@@ -223,10 +194,6 @@ class ServersBackend:
             steps.hyperparameters(self._spec.tables),
             closure_trace.token_to_apply(self._started.applied_closures),
         )
-
-    def is_in_program(self) -> bool:
-        """Returns False, because servers have no TPU program."""
-        return False
 
     def open(
         self,
@@ -276,6 +243,11 @@ class ServersBackend:
             closure_trace.token_to_apply(self._started.applied_closures),
         )
 
+    def _key_editor(self) -> key_editor.ServerKeyEditor:
+        return key_editor.ServerKeyEditor(
+            self._store, self.flush, self._key_ops
+        )
+
     def evict_keys(
         self, table: int, keys: tf.Tensor, *, expired: bool
     ) -> tf.Tensor:
@@ -284,7 +256,7 @@ class ServersBackend:
         If `on_evict` raises an error, the keys are evicted. They are reported
         again by the next report.
         """
-        evicted = self._key_ops.evict_keys(table, keys, expired=expired)
+        evicted = super().evict_keys(table, keys, expired=expired)
         self.report_evicted()
         return evicted
 
@@ -297,43 +269,30 @@ class ServersBackend:
             return 0
         return self._evicted.report()
 
-    def write_rows(
-        self, table: int, written: key_rows.RowsToWrite
-    ) -> tuple[Any, int]:
-        """Writes the rows of keys of an open vocabulary; see `Vocabulary`."""
-        return self._key_ops.write_rows(table, written)
-
-    def resize(self, table: int, capacity: int) -> Any:
-        """Changes the capacity of a vocabulary; see `Vocabulary.resize`.
-
-        Raises:
-          RuntimeError: If this thread has eager steps in flight.
-        """
+    @contextlib.contextmanager
+    def _steps_retired(self, call: str, table: str) -> Iterator[None]:
+        del call, table
+        # Only the eager steps of this thread are known.
         self._check_no_steps("A vocabulary cannot be resized")
         self.report_evicted()
-        spec = resizing.spec_with_capacity(self._spec, table, capacity)
-        name = spec.tables[table].name
-        old = self._store.variables
         with self._started.retired():
-            resized = resizing.resize(
-                self._store, spec, table, f"`resize` of table {name!r}"
-            )
-            variables = {**old, **resized.variables}
-            started = self._make_ops(
-                resizing.spec_with_capacity(
-                    self._shapes.fix_spec(), table, capacity
-                ),
-                variables,
-            )
-            reports = evicted_reports.EvictedReports(spec, started.servers)
-            for number, dropped in resized.dropped.items():
-                reports.report_dropped(number, dropped)
-        self._spec, self._ops, self._evicted = spec, started, reports
-        self._store = self._store.with_tables(spec, variables)
-        self._shapes.replace_spec(spec)
-        for resized_table in resized.variables:
-            self._store.discard(old[resized_table].values())
-        return resized
+            yield
+
+    def _resized_steps(
+        self,
+        resized: resizing.Resized,
+        spec: config.EmbeddingSpec,
+        variables: table_store.Variables,
+    ) -> Callable[[], None]:
+        started = self._make_ops(spec, variables)
+        reports = evicted_reports.EvictedReports(resized.spec, started.servers)
+        for table, values in resized.dropped.items():
+            reports.report_dropped(table, values)
+
+        def use_new_steps() -> None:
+            self._ops, self._evicted = started, reports
+
+        return use_new_steps
 
     def watch_changes(self) -> Any:
         """Starts to record which rows are written."""
@@ -429,14 +388,3 @@ class ServersBackend:
     def note_restore(self) -> None:
         """Records that all values are replaced."""
         self._count_replacement()
-
-    def load_variables(self) -> None:
-        """Records that all values were replaced."""
-        self._count_replacement()
-
-    def _count_replacement(self) -> None:
-        if self._changes is not None:
-            self._changes.num_replaced += 1
-
-    def retrieve_variables(self) -> None:
-        """Does nothing, because steps use the variables directly."""

@@ -22,7 +22,7 @@ from tf_layoutmap.embedding.configs import open_tables as open_specs
 from tf_layoutmap.embedding.host import engine, open_tables
 from tf_layoutmap.embedding.servers import closure_trace, lookups, step_ops
 from tf_layoutmap.sharded.routing.checks import known_size
-from tf_layoutmap.vocabulary import bucket_layout, key_rows, parts
+from tf_layoutmap.vocabulary import bucket_layout, parts
 
 # Size and layout of the variable `fetched_steps`. See
 # cc/core/served_keys/fetched_steps.h.
@@ -122,7 +122,14 @@ class KeyStepOps(step_ops.StepOps):
         values = table.vocabulary.first_values
         slots = table.slots
         if open_specs.owner_of(self.spec, number) == number:
-            server.state.extend(_state_of_shard(by_name, shard))
+            server.state.extend(
+                parts.in_order_of_ops(
+                    {
+                        name: [tables.shards_of(variable)[shard]]
+                        for name, variable in by_name.items()
+                    }
+                )
+            )
         num_shards = len(tables.shards_of(by_name[tables.PARAMETERS]))
         for name, attr_values in {
             "open_pieces": [place],
@@ -293,127 +300,6 @@ class KeyStepOps(step_ops.StepOps):
                         [[_NUM_COUNTS + _RECORD * int(place)]], [0]
                     )
 
-    def evict_keys(
-        self, table: int, keys: tf.Tensor, *, expired: bool
-    ) -> tf.Tensor:
-        """Evicts keys of one table; see `Backend.evict_keys`."""
-        keys = tf.reshape(keys, [-1])
-        table = open_specs.owner_of(self.spec, table)
-        if not expired:
-            # All shards are checked before any shard is changed. Therefore an
-            # error leaves all shards unchanged, unless steps run in parallel.
-            self._evict(table, keys, expired=False, only_check=True)
-        evicted = self._evict(table, keys, expired=expired, only_check=False)
-        if expired:
-            return evicted
-        # The result contains each evicted key once, in the order of `keys`.
-        unique, _ = tf.unique(keys)
-        evicted = tf.sort(
-            tf.concat([evicted, [bucket_layout.EMPTY_KEY]], axis=0)
-        )
-        nearest = tf.gather(
-            evicted, tf.searchsorted(evicted, unique, side="right") - 1
-        )
-        is_key = unique != bucket_layout.EMPTY_KEY
-        return tf.boolean_mask(unique, (nearest == unique) & is_key)
-
-    def _evict(
-        self, table: int, keys: tf.Tensor, *, expired: bool, only_check: bool
-    ) -> tf.Tensor:
-        # The results are in the order of the shards.
-        by_shard: dict[int, tf.Tensor] = {}
-        for server in self.servers:
-            for piece, (number, shard) in enumerate(
-                zip(server.tables, server.numbers)
-            ):
-                if number != table:
-                    continue
-                with tf.device(server.device):
-                    by_shard[shard] = ops.evict_server_keys(
-                        server=server.handle,
-                        keys=keys,
-                        piece=piece,
-                        expired=expired,
-                        only_check=only_check,
-                    )
-        return tf.concat(
-            [by_shard[shard] for shard in sorted(by_shard)], axis=0
-        )
-
-    def write_rows(
-        self, table: int, written: key_rows.RowsToWrite
-    ) -> tuple[np.ndarray[Any, Any], int]:
-        """Writes the rows of keys; see `EngineBackend.write_rows`.
-
-        Each shard gets only the rows of its own keys. If other tables use the
-        same vocabulary, new keys get initial values in these tables.
-        """
-        table_spec = self.spec.tables[table]
-        owner, *_ = sharing = open_specs.sharing(self.spec, table)
-        by_name = self._variables[self.spec.tables[owner].name]
-        buckets = bucket_layout.buckets_of(
-            written.keys, table_spec.vocabulary.settings.num_buckets
-        )
-        rows = np.full(written.keys.shape, -1, np.int64)
-        num_new = 0
-        for server, key_server in zip(self.servers, self._key_servers):
-            for number, shard in zip(server.tables, server.numbers):
-                if number != table:
-                    continue
-                first = _first_bucket(by_name, shard)
-                keys = tables.shards_of(by_name[parts.KEYS])[shard]
-                places = np.flatnonzero(
-                    (buckets >= first) & (buckets < first + known_size(keys))
-                )
-                # The op also runs without keys, because it sets the step.
-                pieces = {
-                    other: _piece_of(server, other, shard) for other in sharing
-                }
-                variables = {
-                    other: self._rows_of_shard(other, shard)
-                    for other in sharing
-                }
-                others = open_tables.sharing_tables(self.spec, variables, table)
-                with tf.device(server.device):
-                    rows[places], new = open_tables.write_keys(
-                        table_spec,
-                        table,
-                        written.part(places),
-                        {
-                            "state": _state_of_shard(by_name, shard),
-                            **variables[table],
-                            "fetched_steps": [key_server.fetched_steps],
-                        },
-                        first_bucket=first,
-                        servers=[server.handle],
-                        sharing={
-                            pieces[other]: variables
-                            for other, variables in others.items()
-                        },
-                    )
-                    written_rows = rows[places]
-                    for piece in pieces.values():
-                        ops.record_server_rows(
-                            server=server.handle,
-                            rows=written_rows[written_rows >= 0]
-                            - server.first_rows[piece],
-                            piece=piece,
-                        )
-                num_new += new
-        return rows, num_new
-
-    def _rows_of_shard(self, table: int, shard: int) -> dict[str, list[Any]]:
-        """Returns a shard of a table, and the shards of its slot variables."""
-        table_spec = self.spec.tables[table]
-        by_name = self._variables[table_spec.name]
-        return {
-            "shards": [_shard_of(by_name, shard)],
-            "slots": [
-                _shard_of(by_name, shard, slot.name)
-                for slot in table_spec.slots
-            ],
-        }
-
     def count_in_flight(self) -> list[int]:
         """Returns counters that change when a step begins or ends."""
         return [
@@ -428,41 +314,12 @@ class KeyStepOps(step_ops.StepOps):
         keys = self._key_servers[self.servers.index(server)]
         return {
             **super()._describe(server),
-            "state": step_ops.handles(keys.state),
+            "state": tables.handles(keys.state),
             **keys.attrs,
         }
 
-    def _fetched_steps(self, server: step_ops.Server) -> list[Any]:
+    def fetched_steps(self, server: step_ops.Server) -> list[Any]:
         return [self._key_servers[self.servers.index(server)].fetched_steps]
-
-
-def _piece_of(server: step_ops.Server, table: int, shard: int) -> int:
-    """Returns the index of a shard of a table on a server."""
-    return list(zip(server.tables, server.numbers)).index((table, shard))
-
-
-def _state_of_shard(by_name: dict[str, Any], shard: int) -> list[Any]:
-    """Returns the vocabulary variables of a shard in the order for the ops."""
-    variables = []
-    for name in (
-        parts.KEYS,
-        parts.LAST_STEPS,
-        parts.COUNTS,
-        parts.SKETCH,
-        parts.SKETCH_SUMS,
-        parts.NUMBERS,
-    ):
-        variable = by_name.get(name)
-        if variable is not None:
-            variables.append(tables.shards_of(variable)[shard])
-    return variables
-
-
-def _shard_of(
-    by_name: dict[str, Any], shard: int, name: str = tables.PARAMETERS
-) -> Any:
-    """Returns one shard of a table or of a slot variable."""
-    return tables.shards_of(by_name[name])[shard]
 
 
 def _first_bucket(by_name: dict[str, Any], shard: int) -> int:

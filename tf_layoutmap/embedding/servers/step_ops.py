@@ -155,7 +155,7 @@ class StepOps:
             [
                 variable
                 for server in self.servers
-                for variable in self._fetched_steps(server)
+                for variable in self.fetched_steps(server)
             ],
         )
 
@@ -440,7 +440,7 @@ class StepOps:
         """Returns counters that change when a step begins or ends."""
         return [count.num_updates for count in self.count().values()]
 
-    def _fetched_steps(self, server: Server) -> list[Any]:
+    def fetched_steps(self, server: Server) -> list[Any]:
         """Returns the variables that record the fetched steps of a server."""
         del server
         return []
@@ -449,11 +449,13 @@ class StepOps:
         """Returns the arguments of `create_server` for the shards."""
         specs = [self.spec.tables[table] for table in server.tables]
         return {
-            "shards": handles(server.shards),
-            "slots": handles(server.slots),
-            "rounding_steps": handles(server.rounding_steps),
+            "shards": embedding_tables.handles(server.shards),
+            "slots": embedding_tables.handles(server.slots),
+            "rounding_steps": embedding_tables.handles(server.rounding_steps),
             "state": [],
-            "fetched_steps": handles(self._fetched_steps(server)),
+            "fetched_steps": embedding_tables.handles(
+                self.fetched_steps(server)
+            ),
             "applied": server.applied.handle,
             "tables": [spec.name for spec in specs],
             "table_numbers": server.tables,
@@ -474,8 +476,3 @@ class StepOps:
 
 # The inputs of `create_server` that are lists of variables.
 _VARIABLES = ("shards", "slots", "rounding_steps", "state", "fetched_steps")
-
-
-def handles(variables: Sequence[Any]) -> list[tf.Tensor]:
-    """Returns the handles of variables. Ops take handles as inputs."""
-    return [variable.handle for variable in variables]
