@@ -1,5 +1,6 @@
 """The op library is loaded once, and load errors contain the solution."""
 
+import inspect
 import os
 import pathlib
 import shutil
@@ -11,7 +12,7 @@ import traceback
 import pytest
 import tensorflow as tf
 
-from tf_layoutmap._core import ops, requirements
+from tf_layoutmap._core import ops, requirements, tf_private
 
 PACKAGE = pathlib.Path(ops.__file__).parents[1]
 
@@ -161,6 +162,57 @@ def test_every_op_of_the_library_is_an_attribute():
     for name in ops._op_names():
         assert callable(getattr(ops, name))
         assert name in dir(ops)
+
+
+def test_functions_have_the_names_that_tensorflow_generates():
+    for name, definition in ops._library._definitions.items():
+        source = tf_private.source_of_op(definition).decode()
+        assert f"\ndef {name}(" in source
+
+
+def test_functions_are_compiled_at_first_use():
+    library = ops.OpLibrary(tf_private.register_library(str(ops._LIBRARY)))
+    functions = vars(library._functions)
+    assert "layout_map_mark_rows" not in functions
+    function = library.layout_map_mark_rows
+    assert functions["layout_map_mark_rows"] is function
+    assert library.layout_map_mark_rows is function
+    assert not hasattr(library, "layout_map_paint_rows")
+    # AutoGraph calls functions of modules with this attribute as they are.
+    assert inspect.getmodule(function)._IS_TENSORFLOW_PLUGIN
+
+
+def test_loading_registers_ops_without_compiling_their_functions(tmp_path):
+    """A process can load a graph with ops that it has never called."""
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def owners(ids):
+        return ops.assign_partition(ids, [0, 5, 9], placement="div")
+
+    graph = owners.get_concrete_function().graph.as_graph_def()
+    (tmp_path / "graph").write_bytes(graph.SerializeToString())
+    program = """
+import sys
+import tensorflow as tf
+from tf_layoutmap._core import ops
+graph = tf.compat.v1.GraphDef.FromString(open(sys.argv[1], "rb").read())
+(placeholder,) = [n.name for n in graph.node if n.op == "Placeholder"]
+(op,) = [n.name for n in graph.node if n.op == "LayoutMap>AssignPartition"]
+assert "layout_map_assign_partition" not in vars(ops._library._functions)
+def run(ids):
+    return tf.graph_util.import_graph_def(
+        graph, {placeholder: ids}, [op + ":0"])
+print(tf.function(run)(tf.constant([7], tf.int64))[0].numpy().tolist())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "graph")],
+        text=True,
+        timeout=120,
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[1]"
 
 
 def test_ops_provides_the_native_module():

@@ -14,6 +14,7 @@ TensorFlow's own library.
 import contextlib
 import errno
 import functools
+import hashlib
 import importlib
 import json
 import os
@@ -80,7 +81,66 @@ def _import_tensorflow() -> types.ModuleType:
         raise missing from None
 
 
-def _load() -> types.ModuleType:
+class OpLibrary:
+    """The Python functions of a loaded library, as attributes.
+
+    Loading a library registers all ops, kernels and shape functions, so that
+    programs can load models that contain the ops. The Python function of an op
+    is compiled when it is first used: compiling the functions of all ops, as in
+    `tf.load_op_library`, would take a third of the time of importing this
+    package.
+    """
+
+    def __init__(self, handle: Any):
+        """Reads the definitions of the ops of a library.
+
+        Args:
+          handle: Handle that TensorFlow returned when it loaded the library.
+        """
+        from tf_layoutmap._core import tf_private
+
+        self._source_of = tf_private.source_of_op
+        self._definitions = {
+            _function_name(definition.name): definition
+            for definition in tf_private.ops_of_library(handle)
+        }
+        # AutoGraph does not convert the functions of a module with this
+        # attribute. It finds the module of a function by its name.
+        self._functions: Any = types.ModuleType(
+            hashlib.sha1(" ".join(self._definitions).encode()).hexdigest()
+        )
+        self._functions._IS_TENSORFLOW_PLUGIN = True
+        sys.modules[self._functions.__name__] = self._functions
+        self._lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        definition = self._definitions.get(name)
+        if definition is None:
+            raise AttributeError(f"The library has no op {name!r}.")
+        with self._lock:
+            if not hasattr(self._functions, name):
+                exec(self._source_of(definition), vars(self._functions))
+        function = getattr(self._functions, name)
+        setattr(self, name, function)
+        return function
+
+    def __dir__(self) -> list[str]:
+        return sorted(self._definitions)
+
+
+def _function_name(op: str) -> str:
+    """Returns the name that TensorFlow gives to the Python function of an op.
+
+    >>> _function_name("LayoutMap>RouteIds")
+    'layout_map_route_ids'
+    """
+    words = re.sub(
+        r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z0-9])(?=[A-Z][a-z])|>", "_", op
+    )
+    return words.lower()
+
+
+def _load() -> OpLibrary:
     library = _load_library(_LIBRARY)
     # The import is here because `op_gradients` imports TensorFlow, and the
     # TensorFlow version must be checked first.
@@ -97,14 +157,17 @@ def _load() -> types.ModuleType:
     return library
 
 
-def _load_library(path: pathlib.Path) -> types.ModuleType:
+def _load_library(path: pathlib.Path) -> OpLibrary:
     built_for = _version_built_for()
     tf = _import_tensorflow()
     _check_version(tf.__version__, built_for)
     if not path.exists():
         raise _not_built(path.name)
+    # The import is here because the version must be checked first.
+    from tf_layoutmap._core import tf_private
+
     try:
-        return tf.load_op_library(str(path))
+        return OpLibrary(tf_private.register_library(str(path)))
     except tf.errors.NotFoundError as error:
         raise ImportError(
             f"{path.name}, built for TensorFlow {built_for}, does not load "
@@ -115,14 +178,14 @@ def _load_library(path: pathlib.Path) -> types.ModuleType:
 
 
 @functools.cache
-def load_emulation() -> types.ModuleType:
+def load_emulation() -> OpLibrary:
     """Registers CPU kernels for TensorFlow's TPU embedding ops.
 
     The registration lasts until the process ends. Callers must first check that
     no such kernels exist, because a second kernel for an op ends the process.
 
     Returns:
-      The module that contains this package's ops, whose names begin with
+      The library, in which the names of this package's ops begin with
       `layout_map_`.
     """
     return _load_library(_EMULATION)
@@ -286,5 +349,5 @@ def _op_names() -> list[str]:
     return sorted(
         name[len(_PREFIX) :]
         for name in dir(_library)
-        if name.startswith(_PREFIX) and not name.endswith("_eager_fallback")
+        if name.startswith(_PREFIX)
     )

@@ -277,6 +277,33 @@ def registered_ops() -> Any:
     return _OpList.FromString(_buffer_of(_all_ops())).op
 
 
+# Load a library of ops, and generate the Python functions of single ops. The
+# public function `tf.load_op_library` compiles the functions of all ops of a
+# library, which takes a third of the time of importing this package.
+register_library = _private("client.pywrap_tf_session", "TF_LoadLibrary")
+_ops_of_library = _private("client.pywrap_tf_session", "TF_GetOpList")
+_delete_library_handle = _private(
+    "client.pywrap_tf_session", "TF_DeleteLibraryHandle"
+)
+_generate_functions = _private(
+    "framework._pywrap_python_op_gen", "GetPythonWrappers"
+)
+
+
+def ops_of_library(handle: Any) -> Any:
+    """Returns the definitions of a library's ops, and deletes the handle."""
+    try:
+        return _OpList.FromString(_ops_of_library(handle)).op
+    finally:
+        # The library stays loaded.
+        _delete_library_handle(handle)
+
+
+def source_of_op(definition: Any) -> bytes:
+    """Returns the source code of the Python function of an op (`OpDef`)."""
+    return _generate_functions(_OpList(op=[definition]).SerializeToString())
+
+
 # Used to check whether an op exists before it is registered with tf.dtensor.
 op_def_of = _private("framework.op_def_registry", "get")
 
