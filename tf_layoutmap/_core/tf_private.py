@@ -165,6 +165,11 @@ register_read_only_op = _private(
     "framework.auto_control_deps_utils", "register_read_only_resource_op"
 )
 
+# Returns the resources that an op reads, and those that it reads and writes.
+read_and_written_resources = _private(
+    "framework.auto_control_deps_utils", "get_read_write_resource_inputs"
+)
+
 # Registers a function that tells TensorFlow which other resources an op uses.
 register_resource_resolver = _private(
     "framework.auto_control_deps", "register_acd_resource_resolver"

@@ -113,6 +113,8 @@ class StepClosure:
         # Maps the number of steps of a call to a concrete function. The key
         # None is for all numbers other than `max_steps`.
         self._traced: dict[int | None, Any] = {}
+        # Whether the traced functions join the lookups of layers.
+        self._joins_layers = False
 
         # The first trace joins and bundles calls if possible.
         self._closure_trace = ClosureTrace(
@@ -248,12 +250,23 @@ class StepClosure:
                 self._coordinator, tf.function(function), iterator, numbers
             )
             _check_tokens(trace, traced.graph)
+            joins_layers = trace.bundles_updates and trace.joins_layers
             if trace.joins_calls and resource_order.uses_variables(
                 traced.graph
             ):
                 trace.stop_joining()
-            if not trace.is_out_of_order:
-                return traced
+            if trace.is_out_of_order:
+                continue
+            if self._traced and joins_layers != self._joins_layers:
+                # A repeated step would not find the records of the servers.
+                raise RuntimeError(
+                    "All traces of a step over parameter servers must contain "
+                    "the same lookups and updates, in the same order. "
+                    "Received: a step whose lookups of layers can be joined in "
+                    "only some of its traces."
+                )
+            self._joins_layers = joins_layers
+            return traced
 
     def _make_call(
         self, traced: Any, remote: list[Any] | None

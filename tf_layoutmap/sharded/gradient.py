@@ -16,6 +16,16 @@ from tf_layoutmap.sharded.routing import checks, parts
 from tf_layoutmap.sharded.routing.checks import Shards
 
 
+class FullTableSlices(tf.IndexedSlices):
+    """The gradient of a table whose indices are global rows.
+
+    A gradient function returns it for the handle of the first shard. If the
+    tape adds other gradients to it, the result is a `tf.IndexedSlices`. In a
+    contiguous table, the global rows are then also valid as rows of the first
+    shard.
+    """
+
+
 class ShardedVariableGradient(tf_private.CompositeTensorGradient):
     """Implements TensorFlow's gradient protocol for a sharded table.
 
@@ -100,6 +110,11 @@ def join(
             if len(gradients) == 1
             else tf.concat(gradients, axis=shards.axis)
         )
+    first, *others = gradients
+    if isinstance(first, FullTableSlices) and all(
+        gradient is None for gradient in others
+    ):
+        return _slices_of(shards, first.values, first.indices)
     # On a GPU, the ids would be copied to the GPU and back.
     with tf.device(HOST) if _is_on_host(shards) else contextlib.nullcontext():
         return _join_slices(shards, gradients)
@@ -128,13 +143,20 @@ def _join_slices(shards: Shards, gradients: Sequence) -> tf.IndexedSlices:
             _global_rows(shards, number, tf.cast(gradient.indices, tf.int64))
         )
         values.append(_padded_rows(shards, number, gradient.values))
-    indices = tf.concat(rows, axis=0)
+    return _slices_of(
+        shards, tf.concat(values, axis=0), tf.concat(rows, axis=0)
+    )
+
+
+def _slices_of(
+    shards: Shards, values: tf.Tensor, indices: tf.Tensor
+) -> tf.IndexedSlices:
     # The dtype is int32 if possible, as in TensorFlow. When gradients are
     # computed in the branches of a tf.cond, all branches must return the same
     # dtype.
     shape = shards.sizes
     return tf.IndexedSlices(
-        tf.concat(values, axis=0),
+        values,
         indices,
         tf.constant(
             shape, tf.int32 if max(shape) <= tf.int32.max else tf.int64

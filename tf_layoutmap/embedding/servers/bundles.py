@@ -55,6 +55,9 @@ def bundled() -> Iterator[None]:
     step.trace.bundles[graph] = Bundle()
     try:
         yield
+        lookups = step.trace.bundles[graph].lookups
+        if lookups is not None:
+            lookups.create_lookups()
         create_pending()
     finally:
         del step.trace.bundles[graph]
@@ -69,7 +72,7 @@ def apply(updates: Sequence[Update]) -> list[tf.Tensor]:
     bundle = _bundle_of(closure_trace.enclosing_step())
     if bundle is None:
         return _create(updates)
-    if not bundle.updates:
+    if not bundle.has_updates:
         graph = tf.compat.v1.get_default_graph()
         bundle.num_ops = len(graph.get_operations())
     bundle.updates.extend(updates)
@@ -83,9 +86,13 @@ def create_pending() -> None:
     """
     step = closure_trace.enclosing_step()
     bundle = _bundle_of(step)
-    if step is None or bundle is None or not bundle.updates:
+    if step is None or bundle is None or not bundle.has_updates:
         return
-    if _is_used_since(tf.compat.v1.get_default_graph(), bundle):
+    graph = tf.compat.v1.get_default_graph()
+    following = graph.get_operations()[bundle.num_ops :]
+    if bundle.lookups is not None:
+        bundle.lookups.create_updates()
+    if _are_used(graph, bundle, following):
         step.trace.stop_bundling()
     updates, bundle.updates = bundle.updates, []
     _create(updates)
@@ -112,8 +119,8 @@ def _create(updates: Sequence[Update]) -> list[tf.Tensor]:
     return applied
 
 
-def _is_used_since(graph: Any, bundle: Bundle) -> bool:
-    """Returns whether an op that follows the first update uses its variables.
+def _are_used(graph: Any, bundle: Bundle, following: Sequence[Any]) -> bool:
+    """Returns whether ops that follow the first update use its variables.
 
     TensorFlow would run this op before the update, because the op of the update
     is created later.
@@ -123,11 +130,7 @@ def _is_used_since(graph: Any, bundle: Bundle) -> bool:
         for update in bundle.updates
         for tensor in resource_order.resources_of(graph, update.handle)
     }
-    return any(
-        id(tensor) in used
-        for op in graph.get_operations()[bundle.num_ops :]
-        for tensor in op.inputs
-    )
+    return any(id(tensor) in used for op in following for tensor in op.inputs)
 
 
 def _bundle_of(step: ClosureStep | None) -> Bundle | None:
@@ -139,6 +142,8 @@ def _bundle_of(step: ClosureStep | None) -> Bundle | None:
         return None
     bundles = step.trace.bundles
     graph, *outer = tf_private.graphs_around()
-    if any(bundles[around].updates for around in outer if around in bundles):
+    if any(
+        bundles[around].has_updates for around in outer if around in bundles
+    ):
         step.trace.stop_bundling()
     return bundles.get(graph)

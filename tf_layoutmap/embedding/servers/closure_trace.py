@@ -11,8 +11,9 @@ applies the gradients, so that a server receives fewer messages:
 * An update is joined with the next read of the same embedding
   (`prefetching.StepOrder`).
 * The updates of several embeddings are bundled (`bundles.bundled`).
+* The lookups and updates of several layers are joined (`joint_lookups`).
 
-Both change the order of ops. If this order contradicts the order of the
+All of them change the order of ops. If this order contradicts the order of the
 program, for example because a step also reads a table itself, the closure is
 traced again without them (`ClosureTrace.is_out_of_order`).
 """
@@ -58,12 +59,21 @@ class Bundle:
     """The updates in a graph whose ops were not created yet.
 
     Attributes:
-      updates: The updates.
+      updates: The updates whose requests were created.
       num_ops: Number of ops in the graph before the first update.
+      lookups: The `joint_lookups.JointLookups` of the graph, or None.
     """
 
     updates: list[Any] = dataclasses.field(default_factory=list)
     num_ops: int = 0
+    lookups: Any = None
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether there are updates whose ops were not created yet."""
+        return bool(self.updates) or (
+            self.lookups is not None and self.lookups.has_updates
+        )
 
 
 class ClosureTrace:
@@ -74,6 +84,12 @@ class ClosureTrace:
         may miss.
       joins_calls: Whether an update can be joined with a later read.
       bundles_updates: Whether the updates of several embeddings are bundled.
+      joins_layers: Whether the lookups and updates of several layers are
+        joined, if updates are bundled. Servers record the updates of a group of
+        layers separately. All traces of a closure therefore have the same
+        value, because another trace may repeat a step.
+      had_unknown_rule: Whether an earlier trace had to create the lookup of a
+        layer before the rule of its table was known.
       is_out_of_order: Whether the order of the ops contradicts the order of the
         program. `joins_calls` and `bundles_updates` then have the values with
         which the closure must be traced again.
@@ -90,6 +106,8 @@ class ClosureTrace:
         *,
         joins_calls: bool = False,
         bundles_updates: bool = False,
+        joins_layers: bool = True,
+        had_unknown_rule: bool = False,
     ):
         """Creates the state of a new trace.
 
@@ -99,10 +117,14 @@ class ClosureTrace:
             last step.
           bundles_updates: Must be false with `prefetch_steps`, because a read
             that misses updates needs one op per update.
+          joins_layers: See the attribute.
+          had_unknown_rule: See the attribute.
         """
         self.prefetch_steps = prefetch_steps
         self.joins_calls = joins_calls
         self.bundles_updates = bundles_updates
+        self.joins_layers = joins_layers
+        self.had_unknown_rule = had_unknown_rule
         self.is_out_of_order = False
         self.applied: dict[AppliedClosures, None] = {}
         self.num_enqueued = 0
@@ -115,6 +137,8 @@ class ClosureTrace:
             self.prefetch_steps,
             joins_calls=self.joins_calls,
             bundles_updates=self.bundles_updates,
+            joins_layers=self.joins_layers,
+            had_unknown_rule=self.had_unknown_rule,
         )
 
     @tf.autograph.experimental.do_not_convert
@@ -151,6 +175,16 @@ class ClosureTrace:
     def stop_bundling(self) -> None:
         """Requires another trace, in which updates are not bundled."""
         self.bundles_updates, self.is_out_of_order = False, True
+
+    def miss_rule(self) -> None:
+        """Requires another trace, because the rule of a layer is not known.
+
+        The first trace may build the optimizer that determines the rule. If the
+        rule is not known in the next trace, layers are not joined.
+        """
+        if self.had_unknown_rule:
+            self.joins_layers = False
+        self.had_unknown_rule, self.is_out_of_order = True, True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

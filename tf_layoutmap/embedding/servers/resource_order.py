@@ -108,6 +108,27 @@ def resources_of(graph: Any, handle: tf.Tensor) -> list[Any]:
     return [captured, *_related(graph).get(id(captured), ())]
 
 
+def tensors_of(graph: Any, variables: Iterable[tf.Tensor]) -> set[int]:
+    """Returns the ids of the tensors in a function that refer to variables.
+
+    Args:
+      graph: Graph of the function.
+      variables: Handles of the variables.
+
+    Returns:
+      The ids of the captured handles of the variables, and of servers with at
+      least one of the variables.
+    """
+    handles = set(map(id, variables))
+    return {
+        id(internal)
+        for external, internal in getattr(graph, "captures", ())
+        if internal.dtype == tf.resource
+        and handles
+        & {source := id(_source(external)), *_variables_of.get(source, ())}
+    }
+
+
 def end_on_server(result: tf.Tensor) -> tf.Tensor:
     """Returns `result`, and lets a step end without a message about its op.
 

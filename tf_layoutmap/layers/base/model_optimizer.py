@@ -215,6 +215,12 @@ class FollowsModel(RowUpdates):
         finally:
             vars(self)["_step"] = None
 
+    def _trained_table(self) -> Any | None:
+        step = self._step
+        optimizer = self.model_optimizer if step is None else step.optimizer
+        binding = None if optimizer is None else self._bindings.get(optimizer)
+        return binding and binding.table.trained(binding.slots)
+
     @contextlib.contextmanager
     def _settings_on_host(self, program: ReplicatedProgram) -> Iterator[None]:
         """Context in which `_update_rows` is called beside a TPU program."""

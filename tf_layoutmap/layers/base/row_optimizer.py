@@ -327,6 +327,25 @@ class RowUpdates(RowOptimizerSaving):
 
     # Steps.
 
+    def look_up(self, rows: Any, ids: tf.Tensor) -> tf.Tensor:
+        """Returns the rows of `ids`.
+
+        Args:
+          rows: The table.
+          ids: Int32 or int64 tensor of any shape.
+        """
+        table = getattr(self, "_table", None)
+        if table is None:  # Keras creates the weight later.
+            return rows.sparse_read(ids)
+        return table.look_up(ids, self._trained_table)
+
+    def _trained_table(self) -> Any | None:
+        """Returns the table on servers with the slot variables of updates.
+
+        None if the rule is not known yet.
+        """
+        return self._table.trained(list(self.slots.values()))
+
     def update(self, gradient: tf.IndexedSlices | tf.Tensor) -> None:
         """Applies one step.
 

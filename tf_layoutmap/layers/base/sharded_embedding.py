@@ -570,6 +570,8 @@ class EmbeddingCore(LayerBase):
                     self.embeddings_regularizer, self.embeddings, ids
                 )
             )
+        if self.optimizer and not tf_private.in_save_context():
+            return self.optimizer.look_up(self.embeddings, ids)
         if self.optimizer or not tf_private.in_save_context():
             return self.embeddings.sparse_read(ids)
         # All shards are read here, because an exported model contains only the

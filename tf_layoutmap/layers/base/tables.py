@@ -21,16 +21,19 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap._core import checks as _core_checks
-from tf_layoutmap._core import ops, strategies, tf_private
+from tf_layoutmap._core import ops, placeholders, strategies, tf_private
 from tf_layoutmap._core.strategies import HOST, on_host
-from tf_layoutmap.embedding import inputs, tables
-from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.configs.optimizer_specs import (
     OptimizerSpec,
     SlotSpec,
     read_optimizer,
 )
-from tf_layoutmap.embedding.servers import closure_trace, step_ops
+from tf_layoutmap.embedding.servers import (
+    closure_trace,
+    joint_lookups,
+    step_ops,
+)
+from tf_layoutmap.embedding.servers.joint_lookups import LayerTable
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import replica_steps
 from tf_layoutmap.layout.keras3.variable import MeshVariable
@@ -76,6 +79,20 @@ class HostTable:
     def variable(self) -> ShardedVariable:
         """The rows, by which optimizers identify the table."""
         return self._variable
+
+    def look_up(
+        self, ids: tf.Tensor, trained: Callable[[], LayerTable | None]
+    ) -> tf.Tensor:
+        """Returns the rows of `ids`, of any shape.
+
+        Args:
+          ids: Int32 or int64 ids.
+          trained: Function that returns the table with the rule and the slot
+            variables of its updates, or None if they are not known yet. Only
+            tables on servers call this function.
+        """
+        del trained
+        return self._variable.sparse_read(ids)
 
     def new_slot(self, slot: SlotSpec) -> ShardedVariable:
         """Creates a slot variable with the shards of the table."""
@@ -285,8 +302,28 @@ class ServersTable(HostTable):
         """Creates the object for a table whose shards are on servers."""
         super().__init__(variable)
         self._rule = rule
+        self._trained: LayerTable | None = None
         self._ops: step_ops.StepOps | None = None
         self._constraint_ops: step_ops.StepOps | None = None
+
+    def look_up(
+        self, ids: tf.Tensor, trained: Callable[[], LayerTable | None]
+    ) -> tf.Tensor:
+        """Returns the rows of `ids`; see `HostTable`."""
+        if placeholders.placeholder_of(self._variable) is None:
+            rows = joint_lookups.look_up(self._variable, ids, trained)
+            if rows is not None:
+                return rows
+        return self._variable.sparse_read(ids)
+
+    def trained(self, slots: Sequence[ShardedVariable]) -> LayerTable:
+        """Returns the table with the slot variables of its updates."""
+        if self._trained is None or any(
+            slot is not other
+            for slot, other in zip(slots, self._trained.slots, strict=True)
+        ):
+            self._trained = LayerTable(self._variable, self._rule, list(slots))
+        return self._trained
 
     def new_accumulator(self, initial_value: tf.Tensor, name: str) -> Any:
         """Creates a tensor of any first size on the first shard's server."""
@@ -323,16 +360,28 @@ class ServersTable(HostTable):
     ) -> None:
         """Applies one step to the rows of `ids`; see `HostTable`."""
         del optimizer
+        update = joint_lookups.Update(
+            self.trained(slots),
+            ids,
+            gradients,
+            hyperparameters,
+            self._apply_alone,
+        )
+        if not joint_lookups.defer_update(update):
+            self._apply_alone(update)
+
+    def _apply_alone(self, update: joint_lookups.Update) -> None:
+        """Creates the ops of an update of this table only."""
         if self._ops is None:
             with tf.init_scope():
-                self._ops = self._make_ops(self._rule, slots)
-        plan, _ = self._ops.plan([_one_id_per_sample(ids)])
+                self._ops = joint_lookups.make_ops([update.table])
+        plan, _ = self._ops.plan(_one_id_per_sample(update.ids))
         # The layer has already read the rows.
         self._ops.apply(
             plan,
             [],
-            [gradients],
-            [hyperparameters],
+            [update.gradients],
+            [update.hyperparameters],
             closure_trace.token_to_apply(self._ops.applied_closures),
         )
 
@@ -342,7 +391,9 @@ class ServersTable(HostTable):
         """Applies `constraint` to the rows of `ids`."""
         if self._constraint_ops is None:
             with tf.init_scope():
-                self._constraint_ops = self._make_ops(_addition(self.name), ())
+                self._constraint_ops = joint_lookups.make_ops(
+                    [LayerTable(self._variable, _addition(self.name), ())]
+                )
         step = self._constraint_ops
         unique_ids, _ = tf.unique(ids)
         # Each row has two contributions. The server adds the first one, and
@@ -350,7 +401,7 @@ class ServersTable(HostTable):
         # addition. With one worker, the result is therefore bitwise identical
         # to the constrained row.
         plan, requests = step.plan(
-            [_one_id_per_sample(tf.concat([unique_ids, unique_ids], axis=0))]
+            _one_id_per_sample(tf.concat([unique_ids, unique_ids], axis=0))
         )
         fetched = step.fetch(requests)
         (stacked,) = step.combine(plan, fetched)
@@ -366,52 +417,10 @@ class ServersTable(HostTable):
             closure_trace.token_to_apply(step.applied_closures),
         )
 
-    def _make_ops(
-        self, rule: OptimizerSpec, slots: Sequence[ShardedVariable]
-    ) -> step_ops.StepOps:
-        table = self._variable
-        spec = config.EmbeddingSpec(
-            (
-                config.TableSpec(
-                    self.name,
-                    table.partition.num_rows,
-                    int(table.shape[1] or 0),
-                    "sum",
-                    initializer=tf.zeros,
-                    optimizer=rule,
-                ),
-            ),
-            (config.FeatureSpec(self.name, 0, 0),),
-        )
-        variables = {
-            self.name: {
-                tables.PARAMETERS: table,
-                **{
-                    slot.name: variable
-                    for slot, variable in zip(rule.slots, slots)
-                },
-            }
-        }
-        made = step_ops.StepOps(
-            spec,
-            variables,
-            out_of_range="error",
-            rounding_seed=0,
-            wire_dtype="float32",
-        )
-        made.create_handles()
-        return made
 
-
-def _one_id_per_sample(ids: tf.Tensor) -> inputs.FeatureIds:
-    """Returns a feature in which each id is a separate sample."""
-    ids = tf.cast(ids, tf.int64)
-    return inputs.FeatureIds(
-        ids,
-        tf.zeros([0], tf.int64),
-        tf.size(ids, tf.int64),
-        tf.zeros([0]),
-    )
+def _one_id_per_sample(ids: tf.Tensor) -> Any:
+    """Returns a batch with one feature, in which each id is a sample."""
+    return joint_lookups.one_id_per_sample([tf.cast(ids, tf.int64)])
 
 
 def _addition(table: str) -> OptimizerSpec:
