@@ -44,8 +44,10 @@ _DONORS = {
 }
 POLICIES = tuple(_DONORS)
 
-# Ops of `local_block`, on a mesh of CPUs or GPUs and on a mesh of TPUs. XLA has
-# no kernel for the first op. DTensor has no rule for these ops.
+# Ops of `local_shard` on a mesh of CPUs, and of `local_block` on a mesh of GPUs
+# and on a mesh of TPUs. XLA has no kernel for the second op. DTensor has no rule
+# for these ops.
+_LOCAL_SHARD = "PlaceholderWithDefault"
 _LOCAL_BLOCK = "ScatterNdNonAliasingAdd"
 _LOCAL_BLOCK_OF_TPU = "UnsortedSegmentProd"
 # Expander that leaves inputs unchanged, and declares all results replicated.
@@ -274,13 +276,36 @@ def _is_function_of_inputs(op: Any) -> bool:
 
 @functools.cache
 def has_local_blocks() -> bool:
-    """Registers the ops of `local_block`; returns whether they can be used."""
-    names = (_LOCAL_BLOCK, _LOCAL_BLOCK_OF_TPU)
+    """Registers the ops of local shards; returns whether they can be used."""
+    names = (_LOCAL_SHARD, _LOCAL_BLOCK, _LOCAL_BLOCK_OF_TPU)
     if not available() or any(map(can_shard, names)):
         return False
     for name in names:
         ops.native.share_expander(name, _LOCAL_BLOCK_DONOR)
     return True
+
+
+def local_shard(x: tf.Tensor, shape: Sequence[int]) -> Any:
+    """Returns the shard of `x` that each device holds, without a copy.
+
+    To DTensor, the result is replicated, but its values are different on each
+    device. Use `layout.mesh.shard_map` instead of this function.
+
+    The first op returns its input. Its shape is unknown in the sharded
+    dimensions, so that it agrees with the shape of `x` and with the shape of a
+    shard. The second op sets the shape of a shard, because DTensor needs static
+    shapes.
+
+    Args:
+      x: Tensor with a pinned layout.
+      shape: Shape of the shard of each device.
+    """
+    unknown = [
+        size if size == full else None for size, full in zip(shape, x.shape)
+    ]
+    return tf.ensure_shape(
+        tf_private.gen_array_ops.placeholder_with_default(x, unknown), shape
+    )
 
 
 def local_block(zeros: tf.Tensor, indices: tf.Tensor, x: tf.Tensor) -> Any:

@@ -822,6 +822,7 @@ for _module, _name, _arguments in (
         (gen_math_ops, _name, ("data", "segment_ids", "num_segments"))
         for _name in ("unsorted_segment_prod", "unsorted_segment_sum")
     ),
+    (gen_array_ops, "placeholder_with_default", ("input", "shape")),
     (
         gen_array_ops,
         "scatter_nd_non_aliasing_add",

@@ -307,11 +307,20 @@ PATCHES: tuple[Patch, ...] = (
     ),
     *_operation_entries(
         _ARRAYS,
+        "placeholder_with_default",
+        "PlaceholderWithDefault",
+        positions.placeholder_with_default,
+        "This package uses the operation to read local shards, so DTensor "
+        "does not gather its input.",
+        "test_convolutions.py",
+    ),
+    *_operation_entries(
+        _ARRAYS,
         "scatter_nd_non_aliasing_add",
         "ScatterNdNonAliasingAdd",
         positions.scatter_nd_non_aliasing_add,
-        "This package uses the operation to read local shards, so DTensor "
-        "does not gather its inputs.",
+        "On a mesh of GPUs, this package uses the operation to read local "
+        "shards, so DTensor does not gather its inputs.",
         "test_convolutions.py",
     ),
     *_operation_entries(

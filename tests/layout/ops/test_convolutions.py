@@ -541,7 +541,9 @@ def test_user_can_call_the_ops_that_read_local_shards():
         sums = tf.raw_ops.ScatterNdNonAliasingAdd(
             input=args[0], indices=args[1], updates=x
         )
-        return sums, tf.math.unsorted_segment_prod(x, args[1][:, 0], 3)
+        default = tf.raw_ops.PlaceholderWithDefault(input=x, shape=[None, 2])
+        product = tf.math.unsorted_segment_prod(x, args[1][:, 0], 3)
+        return sums, product, tf.ensure_shape(default, x.shape)
 
     expected = step(x)
     with tlm.layout.default_mesh(mesh, "batch"):
@@ -551,9 +553,18 @@ def test_user_can_call_the_ops_that_read_local_shards():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "bool"])
-def test_local_shards_for_tpus_are_bitwise_equal(dtype, monkeypatch):
+@pytest.mark.parametrize(
+    "has_tpus, used, unused",
+    [
+        (False, "PlaceholderWithDefault", "UnsortedSegmentProd"),
+        (True, "UnsortedSegmentProd", "PlaceholderWithDefault"),
+    ],
+)
+def test_local_shards_are_bitwise_equal(
+    has_tpus, used, unused, dtype, monkeypatch
+):
     mesh = mesh_of(batch=2, model=2)
-    monkeypatch.setattr(shard_maps, "_has_tpus", lambda mesh: True)
+    monkeypatch.setattr(shard_maps, "_has_tpus", lambda mesh: has_tpus)
     spec = ("batch", "model")
     x = tf.cast(np.array([[0.0, 1, 3, 0], [0, 7, -0.0, 9]]), dtype)
 
@@ -566,9 +577,29 @@ def test_local_shards_for_tpus_are_bitwise_equal(dtype, monkeypatch):
         found = transfer.to_host(step(x_on_mesh))
         graph = step.get_concrete_function(x_on_mesh).graph
     ops = {op.type for op in graph.get_operations()}
-    assert "UnsortedSegmentProd" in ops
+    assert used in ops
+    assert unused not in ops
     assert "ScatterNdNonAliasingAdd" not in ops
     assert found.tobytes() == x.numpy().tobytes()
+
+
+def test_local_shards_for_gpus_are_equal(monkeypatch):
+    mesh = mesh_of(batch=2, model=2)
+    monkeypatch.setattr(shard_maps, "_shares_memory", lambda mesh: False)
+    spec = ("batch", "model")
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+    @tf.function
+    def step(x):
+        return shard_map(tf.identity, mesh, [x], [spec], spec)
+
+    with tlm.layout.default_mesh(mesh, "batch"):
+        x_on_mesh = transfer.to_batch(x, mesh, "batch")
+        np.testing.assert_array_equal(transfer.to_host(step(x_on_mesh)), x)
+        graph = step.get_concrete_function(x_on_mesh).graph
+    assert "ScatterNdNonAliasingAdd" in {
+        op.type for op in graph.get_operations()
+    }
 
 
 # Each case: op, shape of the kernel, layout of the images in eager mode.

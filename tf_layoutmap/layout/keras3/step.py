@@ -27,6 +27,7 @@ from tf_layoutmap.layout.keras3 import (
     backend_ops,
     host_layers,
     host_lookups,
+    image_channels,
     optimizers,
 )
 from tf_layoutmap.layout.keras3.context import (
@@ -174,9 +175,16 @@ def _traced(
     """
     # A graph that is not traced for a mesh may belong to an exported model,
     # which must also run without a mesh.
-    if not isinstance(layer, assignments.BATCH_PARALLEL) or (
-        not tracing.traced_for_mesh()
-    ):
+    if not tracing.traced_for_mesh():
+        return original(layer, *args, **kwargs)
+    context = context_of(layer)
+    batch_dim = None if context is None else context.batch_dim
+    sharded = image_channels.sharded_inputs(layer, args[0]) if args else None
+    if sharded is not None:
+        inputs, axis = sharded
+        outputs = original(layer, inputs, *args[1:], **kwargs)
+        return image_channels.gathered(outputs, mesh, batch_dim, axis)
+    if not isinstance(layer, assignments.BATCH_PARALLEL):
         return original(layer, *args, **kwargs)
     # TimeDistributed moves the time dimension to the front, so its tensors
     # cannot keep the sharding of the batch.
@@ -185,16 +193,26 @@ def _traced(
         if isinstance(layer, keras.layers.TimeDistributed)
         else tracing.pin_unsharded_samples
     )
-    context = context_of(layer)
+    kernels = _sharded_kernels(layer)
     if context is not None and (
-        _sharded_kernels(layer) or assignments.is_sharded_recurrent(layer)
+        kernels or assignments.is_sharded_recurrent(layer)
     ):
-        pin = functools.partial(tracing.pin_images, batch_dim=context.batch_dim)
+        pin = functools.partial(tracing.pin_images, batch_dim=batch_dim)
+    images = (
+        image_channels.input_of_convolution(layer, kernels, args[0])
+        if args
+        else None
+    )
     args, kwargs = cast(
         Any, keras.tree.map_structure(lambda x: pin(x, mesh), (args, kwargs))
     )
+    if images is not None:
+        args = images, *args[1:]
     with _on_shards(layer):
         outputs = original(layer, *args, **kwargs)
+    axis = image_channels.axis_of_result(layer, kernels)
+    if axis is not None:
+        return image_channels.gathered(outputs, mesh, batch_dim, axis)
     return keras.tree.map_structure(lambda x: pin(x, mesh), outputs)
 
 

@@ -10,7 +10,8 @@ tensors needs no communication, so each device runs the op on its own values.
 
 * `_to_local` uses an op for which this package registers an expander that
   leaves sharded inputs unchanged and declares the result replicated
-  (`dtensor_ops.local_block`, on TPUs `dtensor_ops.local_block_of_tpu`).
+  (`dtensor_ops.local_shard`, on GPUs `dtensor_ops.local_block`, on TPUs
+  `dtensor_ops.local_block_of_tpu`).
 * `_to_global` inserts a block dimension of size 1 in front of each sharded
   dimension, and broadcasts it to the number of shards. DTensor shards the block
   dimension, so each device keeps its own block.
@@ -225,6 +226,18 @@ def _to_local(x: Any, mesh: Mesh, spec: Spec) -> Any:
     sharded = [dim for dim, axis in enumerate(spec) if axis is not None]
     if not sharded:
         return x
+    if _shares_memory(mesh) and not _has_tpus(mesh):
+        shape = [local_size(n, mesh, axis) for n, axis in zip(x.shape, spec)]
+        return _pin(dtensor_ops.local_shard(x, shape), mesh)
+    return _local_block(x, mesh, spec)
+
+
+def _local_block(x: Any, mesh: Mesh, spec: Spec) -> Any:
+    """Returns the local shard of `x` on a mesh of GPUs or TPUs.
+
+    The dimension of blocks is moved to the front, because the op selects the
+    block by an index into the first dimensions.
+    """
     shape: list[int] = []
     axes: list[str | None] = []
     blocks: list[int] = []
@@ -255,6 +268,11 @@ def _to_local(x: Any, mesh: Mesh, spec: Spec) -> Any:
             x,
         )
     return _pin(tf.reshape(_pin(x, mesh), local), mesh)
+
+
+def _shares_memory(mesh: Mesh) -> bool:
+    """Returns whether `local_shard`, which does not copy, can be used."""
+    return mesh.device_type() == "CPU"
 
 
 def _has_tpus(mesh: Mesh) -> bool:

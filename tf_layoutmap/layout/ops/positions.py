@@ -55,6 +55,18 @@ def scatter_nd_non_aliasing_add(
     return original(*inputs, name=name)
 
 
+def placeholder_with_default(
+    original: Callable[..., Any],
+    mesh: Mesh | None,
+    input: Any,
+    shape: Any,
+    name: str | None = None,
+) -> Any:
+    """Returns `input`; outside of `shard_map`, the replicated input."""
+    (x,) = _replicated_outside_shard_map(mesh, input)
+    return original(x, shape, name=name)
+
+
 def unsorted_segment_prod(
     original: Callable[..., Any],
     mesh: Mesh | None,
