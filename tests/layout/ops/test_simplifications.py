@@ -196,6 +196,27 @@ def test_argmax_along_other_dimensions_is_unchanged():
     np.testing.assert_array_equal(to_host(got), np.argmax(x, 0))
 
 
+@pytest.mark.parametrize("axes", MATRIX)
+@pytest.mark.parametrize("size", [8, 6])
+def test_position_of_largest_logit_is_that_of_largest_probability(axes, size):
+    x = np.random.default_rng(0).integers(-2, 2, (8, size)).astype(np.float32)
+    x[1] = -np.inf
+    x[2, 3:] = np.nan
+    x[3, 2] = np.inf
+    x[4] = [-np.inf, -3, -2, -3, -2, *[-np.inf] * (size - 5)]
+    x[5] = [-0.0, *[0.0] * (size - 1)]
+    x[6] = np.finfo(np.float32).max
+    positions = tf.function(
+        lambda x: simplifications.position_of_largest(x, MESH.size)
+    )
+    layout = layout_of(MESH, *axes)
+    with default_mesh(MESH):
+        found = to_host(positions(to_mesh(x, layout)))
+    assert found.dtype == np.int32
+    probabilities = tf.nn.softmax(tf.constant(x))
+    np.testing.assert_array_equal(found, tf.argmax(probabilities, -1))
+
+
 def trained(model, one_hot, metrics):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(24, 8)).astype(np.float32)

@@ -13,7 +13,13 @@ from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh, axes_of_layout
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
-from tf_layoutmap.layout.ops import corrections, einsum_axes, host_loops
+from tf_layoutmap.layout.ops import (
+    corrections,
+    einsum_axes,
+    host_loops,
+    simplifications,
+    stacks,
+)
 from tf_layoutmap.layout.replication import traces
 
 dtensor = tf.experimental.dtensor
@@ -262,11 +268,10 @@ def stack(original: Callable[..., Any], x: Any, axis: int = 0) -> Any:
     """
     if not host_loops.is_splitting() or not isinstance(x, list | tuple):
         return original(x, axis=axis)
-    parts = [tf.expand_dims(tf.convert_to_tensor(tensor), axis) for tensor in x]
+    parts = [tf.convert_to_tensor(tensor) for tensor in x]
     if len({part.dtype for part in parts}) != 1:
         return original(x, axis=axis)
-    with tf.name_scope(corrections.STACK):
-        return tf.concat(parts, axis)
+    return stacks.stack(parts, axis)
 
 
 def _element(x: Any, axis: int, number: int) -> Any:
@@ -324,6 +329,36 @@ def softmax(original: Callable[..., Any], x: Any, axis: Any = -1) -> Any:
         if x.shape.rank == 2:
             x = tracing.pin_unsharded_samples(x, mesh)
     return original(x, axis=axis)
+
+
+def argmax(
+    original: Callable[..., Any],
+    x: Any,
+    axis: int | None = None,
+    keepdims: bool = False,
+) -> Any:
+    """Computes `keras.ops.argmax`; in `generate`, does not gather the logits.
+
+    The position of the highest probability is the position of the highest
+    logit. DTensor then computes the probabilities only if another op uses them.
+    """
+    logits = getattr(x, "_keras_logits", None)
+    mesh = tracing.mesh_of_trace()
+    if (
+        logits is None
+        or axis is None
+        or keepdims
+        or not tf.is_symbolic_tensor(logits)
+        or not host_loops.is_splitting()
+        or mesh is None
+        or traces.is_fully_replicated()
+        or logits.shape.rank != 2
+        or axis not in (-1, 1)
+        or logits.dtype != tf.float32
+        or not logits.shape.is_fully_defined()
+    ):
+        return original(x, axis=axis, keepdims=keepdims)
+    return simplifications.position_of_largest(logits, mesh.size)
 
 
 def slice_update(

@@ -241,6 +241,12 @@ PATCHES: tuple[Patch, ...] = (
         stack=backend_ops.stack,
         take_along_axis=backend_ops.take_along_axis,
     ),
+    *_backend_entries(
+        "backend_numpy",
+        "DTensor gathers the logits of all tokens.",
+        "../replication/test_generate.py",
+        argmax=backend_ops.argmax,
+    ),
     Patch(
         GROUP,
         "_core.keras_private:rnn_loop",

@@ -31,6 +31,7 @@ from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
+from tf_layoutmap.layout.ops import stacks
 from tf_layoutmap.layout.ops.corrections import static_value
 
 dtensor = tf.experimental.dtensor
@@ -59,6 +60,21 @@ def _passed_dtype(dtype: tf.DType, shape: tf.TensorShape) -> tf.DType:
 
 def _bitcast(x: Any, dtype: tf.DType) -> Any:
     return x if x.dtype == dtype else tf.bitcast(x, dtype)
+
+
+def _split(tensors: Sequence[Any], structures: Sequence[Any]) -> list[Any]:
+    """Returns the parts of all stacks among tensors."""
+    return [
+        part
+        for x, structure in zip(tensors, structures)
+        for part in stacks.split(x, structure)
+    ]
+
+
+def _joined(parts: Sequence[Any], structures: Sequence[Any]) -> list[Any]:
+    """Returns the tensors that consist of `parts`."""
+    remaining = iter(parts)
+    return [stacks.joined(remaining, structure) for structure in structures]
 
 
 class _PartGraph(tf_private.FuncGraph):
@@ -297,12 +313,16 @@ class SplitTrace:
           TraceAgain: If the loop cannot run from the host.
         """
         more = tf.convert_to_tensor(cond(*variables))
+        stacked = tf.nest.flatten(variables, expand_composites=True)
+        # The parts of a stack are separate loop variables, so that no step
+        # copies the stack. Shape invariants refer to the stacks.
+        structures = [
+            stacks.structure_of(x) if invariants is None else None
+            for x in stacked
+        ]
         # `tf.identity` creates a tensor in this graph if the variable is an
         # eager tensor or a tensor of an earlier part.
-        flat = [
-            tf.identity(x)
-            for x in tf.nest.flatten(variables, expand_composites=True)
-        ]
+        flat = [tf.identity(x) for x in _split(stacked, structures)]
         if limit is not None:
             limit = tf.identity(limit)
         shapes = [x.shape for x in flat]
@@ -326,7 +346,10 @@ class SplitTrace:
 
         def step(*inputs: Any) -> Any:
             nonlocal is_endless
-            before = [_bitcast(x, dtype) for x, dtype in zip(inputs, dtypes)]
+            before = _joined(
+                [_bitcast(x, dtype) for x, dtype in zip(inputs, dtypes)],
+                structures,
+            )
             after = body(
                 *tf.nest.pack_sequence_as(
                     variables, before, expand_composites=True
@@ -346,7 +369,11 @@ class SplitTrace:
                         was.dtype,
                     )
                     for x, was in zip(
-                        tf.nest.flatten(after, expand_composites=True), inputs
+                        _split(
+                            tf.nest.flatten(after, expand_composites=True),
+                            structures,
+                        ),
+                        inputs,
                     )
                 ),
                 has_next,
@@ -376,7 +403,7 @@ class SplitTrace:
             for x, dtype in zip(self._begin_part(flat), dtypes)
         ]
         return tf.nest.pack_sequence_as(
-            variables, results, expand_composites=True
+            variables, _joined(results, structures), expand_composites=True
         )
 
     def _begin_part(self, variables: list[Any]) -> list[Any]:

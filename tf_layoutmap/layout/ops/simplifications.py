@@ -11,6 +11,7 @@ save much time, so they are applied when the ops are created:
 
 `argmax_of_shards` replaces `tf.argmax` by ops that do not gather the classes of
 a sample. It is enabled for accuracy metrics (`shards_argmax`).
+`position_of_largest` is used by `generate`, and needs only one all-reduce.
 """
 
 from collections.abc import Callable
@@ -214,3 +215,44 @@ def argmax_of_shards(
         tf.equal(x, largest), tf.range(size), tf.constant(size)
     )
     return tf.cast(tf.reduce_min(positions, axis=-1), output_type)
+
+
+# The largest float32, above which a logit makes all probabilities NaN.
+_LARGEST = tf.float32.max
+
+
+def position_of_largest(logits: Any, num_parts: int) -> Any:
+    """Returns the position of the largest logit of each sample.
+
+    The result is the position of the largest probability: the first position of
+    the maximum, and 0 if the probabilities are NaN. The classes can be sharded.
+    Each device finds the largest logit of its classes. One all-reduce then
+    compares integers that contain the logit and the position.
+
+    Args:
+      logits: float32 tensor `[batch, classes]`.
+      num_parts: A multiple of the number of shards of the classes.
+
+    Returns:
+      int32 tensor `[batch]`.
+    """
+    batch, size = logits.shape
+    if size % num_parts:
+        num_parts = 1
+    blocks = tf.reshape(logits, [batch, num_parts, size // num_parts])
+    largest = tf.reduce_max(blocks, axis=-1)
+    position = tf.argmax(blocks, axis=-1, output_type=tf.int64)
+    position += tf.range(num_parts, dtype=tf.int64) * (size // num_parts)
+    # The order of the bits of two positive floats is the order of the floats.
+    # The order of the bits of two negative floats is reversed. -0 equals 0.
+    bits = tf.bitcast(largest + 0.0, tf.int32)
+    bits = tf.where(bits < 0, tf.bitwise.bitwise_xor(bits, 2**31 - 1), bits)
+    # The probabilities are NaN if a logit is NaN or infinite, or if all logits
+    # are -infinity. The position of the maximum of -infinity is 0.
+    is_number = largest <= _LARGEST
+    bits = tf.where(is_number, bits, 2**31 - 1)
+    position = tf.where(is_number, position, tf.zeros_like(position))
+    # Among equal logits, the smallest position has the largest integer.
+    keys = tf.cast(bits, tf.int64) * 2**32 + (2**31 - position)
+    best = tf.reduce_max(keys, axis=-1)
+    return tf.cast(2**31 - tf.math.floormod(best, 2**32), tf.int32)

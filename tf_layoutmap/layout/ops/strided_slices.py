@@ -23,6 +23,7 @@ import tensorflow as tf
 from tf_layoutmap.layout.mesh import errors, tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.known_layouts import known_axes
+from tf_layoutmap.layout.ops import stacks
 from tf_layoutmap.layout.ops.corrections import (
     is_shape,
     static_array,
@@ -200,6 +201,7 @@ def strided_slice(
         pin = _pin_for_unknown_slice(strides, mesh)
         return pin(original(pin(x), begin, end, strides, name=name, **masks))
     parts, added = expanded
+    x, parts = _without_stack(x, parts)
     x, parts = _without_windows(x, parts)
     x, parts = _without_elements_of_unknown_dims(x, parts)
     _check_sizes(parts, x)
@@ -209,6 +211,23 @@ def strided_slice(
     for axis in added:
         x = tf.expand_dims(x, axis)
     return x
+
+
+def _without_stack(x: Any, parts: list[DimSlice]) -> tuple[Any, list[DimSlice]]:
+    """Selects a part of a stack, which is not copied.
+
+    Returns:
+      The selected part, and the slices of its dimensions; no slices if the
+      full part is selected. The arguments if the slice selects no single part.
+    """
+    stacked = stacks.stack_of(x)
+    if stacked is None:
+        return x, parts
+    index = parts[stacked.axis].index
+    if not isinstance(index, int):
+        return x, parts
+    others = parts[: stacked.axis] + parts[stacked.axis + 1 :]
+    return stacked.parts[index], [] if set(others) == {FULL} else others
 
 
 def _without_windows(
