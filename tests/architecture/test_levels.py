@@ -45,6 +45,7 @@ LEVELS = {
     "layout.ops.einsum_axes": 0,
     "embedding.optimizers": 0,
     "embedding.inspection.id_counts": 0,
+    "embedding.inspection.sparse_core_counts": 0,
     "embedding.inspection.svg_plots": 0,
     "embedding.configs": 0,
     "planning.problem": 0,

@@ -11,6 +11,7 @@ import importlib
 import itertools
 import re
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -334,6 +335,53 @@ registered_kernels_of = _private(
 # Protobuf 7.34 rejects. All TPU optimizers call this method, and no public
 # class contains it.
 TPUOptimizer = _private("tpu.tpu_embedding_v2_utils", "_Optimizer")
+
+# Stacks the tables of a `TPUEmbeddingV2`. The names of the stacks are keys of a
+# `SparseCoreEmbeddingConfig`, and no public function returns them without a
+# TPU.
+_stack_tables = _private(
+    "tpu.tpu_embedding_v3", "_stack_tables_with_same_table_dim_and_optimizer"
+)
+
+
+def stacked_table_offsets(
+    tables: list[Any],
+    first_table: Any,
+    num_samples: int,
+    num_chips: int,
+    cores_per_chip: int,
+    table_stacking: bool,
+) -> dict[str, tuple[str, int, int]]:
+    """Returns the stack, row offset and rotation of each table, by its name.
+
+    TensorFlow 2.21 counts the samples of the first feature only. TensorFlow
+    2.20 adds each table once per feature, and then raises an AssertionError.
+    With one feature, both versions compute the stacks of version 2.21.
+
+    Args:
+      tables: `TableConfig` objects, which the function modifies.
+      first_table: Table of the first feature.
+      num_samples: Number of samples of the first feature and of a replica.
+      num_chips: Number of chips, which is the number of replicas.
+      cores_per_chip: Number of SparseCores of each chip.
+      table_stacking: Whether TensorFlow stacks tables.
+    """
+    feature = types.SimpleNamespace(
+        table=first_table, output_shape=[num_samples]
+    )
+    sparse_core_config = (
+        tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(
+            disable_table_stacking=not table_stacking
+        )
+    )
+    return _stack_tables(
+        tables,
+        [("first", feature)],
+        num_chips,
+        cores_per_chip,
+        sparse_core_config,
+    ).table_to_stacked_table_offset
+
 
 # The module that returns the host of a TPU core. The emulation replaces its
 # function.

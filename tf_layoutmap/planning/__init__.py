@@ -1,8 +1,9 @@
 """The planner: chooses layouts and shards from memory budgets and costs.
 
 Start with `tlm.plan`, which returns a `Plan`. An `IdReport`, which
-`tlm.inspect_ids` returns, describes the ids of its tables. `MachineCosts` contains the costs
-of a machine.
+`tlm.inspect_ids` returns, describes the ids of its tables, and computes a
+`SparseCoreLimits` for some `SparseCores`. `MachineCosts` contains the costs of a
+machine.
 
 `planner.py` defines `tlm.plan`. `problem.py` defines the input of the search,
 which `tables.py` creates from feature configs and `keras_models.py` creates
@@ -18,10 +19,16 @@ _HOMES = {
     "IdReport": "tf_layoutmap.embedding.inspection.inspect_ids:IdReport",
     "MachineCosts": "tf_layoutmap.planning.costs:MachineCosts",
     "Plan": "tf_layoutmap.planning.plan:Plan",
+    "SparseCoreLimits": "tf_layoutmap.embedding.inspection.sparse_core_limits:SparseCoreLimits",
+    "SparseCores": "tf_layoutmap.embedding.inspection.sparse_core_limits:SparseCores",
 }
 
 if TYPE_CHECKING:
     from tf_layoutmap.embedding.inspection.inspect_ids import IdReport
+    from tf_layoutmap.embedding.inspection.sparse_core_limits import (
+        SparseCoreLimits,
+        SparseCores,
+    )
     from tf_layoutmap.planning.costs import MachineCosts
     from tf_layoutmap.planning.plan import Plan
 else:
@@ -31,4 +38,6 @@ __all__ = [
     "IdReport",
     "MachineCosts",
     "Plan",
+    "SparseCoreLimits",
+    "SparseCores",
 ]

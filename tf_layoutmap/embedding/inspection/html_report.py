@@ -10,7 +10,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
-from tf_layoutmap.embedding.inspection import svg_plots
+from tf_layoutmap.embedding.inspection import sparse_core_counts, svg_plots
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto;
@@ -175,7 +175,7 @@ def page(report: Any) -> str:
         f"{'es' * (report.num_batches != 1)}</h1>"
         f"<h2>Features</h2>{_table(feature_rows(report), bad=-1)}{sizes}"
         f"<h2>Tables</h2>{_table(table_rows(report))}{skew}"
-        f"{_open_tables(report)}"
+        f"{_open_tables(report)}{_sparse_cores(report)}"
         "<h2>Memory with slot variables, by optimizer</h2>"
         f"{_table(memory)}</body></html>\n"
     )
@@ -237,6 +237,76 @@ def _open_tables(report: Any) -> str:
         "min_count: a key gets a row at its first, second, ... occurrence. "
         "The keys with the most served lookups keep the rows. The circle is "
         f"the proposal.</p>{_table(rows)}{plots}"
+    )
+
+
+def sparse_core_rows(report: Any) -> list[list[str]]:
+    """Returns a header row, and one row per stacked table and core count."""
+    rows = [
+        [
+            "stacked table",
+            "SparseCores",
+            "chips",
+            "ids (99% of batches)",
+            "ids (all batches)",
+            "unique ids (99%)",
+            "unique ids (all)",
+            "ids/chip/sample (all)",
+        ]
+    ]
+    for num_cores, cores in report.sparse_cores.items():
+        for name, stack in cores["stacks"].items():
+            if not stack["max_ids"]:
+                continue
+            limits = [
+                sparse_core_counts.limit_of(stack[kind], confidence)
+                for kind, confidence in (
+                    ("max_ids", 0.99),
+                    ("max_ids", 1),
+                    ("max_unique_ids", 0.99),
+                    ("max_unique_ids", 1),
+                    ("ids_per_chip_per_sample", 1),
+                )
+            ]
+            rows.append(
+                [
+                    name,
+                    f"{num_cores:,}",
+                    f"{cores['num_chips']:,}",
+                    *(f"{limit:,}" for limit in limits),
+                ]
+            )
+    return rows
+
+
+def _sparse_cores(report: Any) -> str:
+    """Returns the HTML section about SparseCores, or an empty string."""
+    rows = sparse_core_rows(report)
+    if len(rows) == 1:
+        return ""
+    plots = "".join(
+        svg_plots.curves(
+            f"{name}, {num_cores} SparseCores: batches that exceed a limit",
+            {
+                label: sparse_core_counts.overflow_curve(stack[kind])
+                for label, kind in (
+                    ("ids", "max_ids"),
+                    ("unique ids", "max_unique_ids"),
+                )
+            },
+            "limit",
+            "batches that exceed it",
+            None,
+        )
+        for num_cores, cores in report.sparse_cores.items()
+        for name, stack in cores["stacks"].items()
+    )
+    return (
+        "<h2>SparseCores</h2><p>Numbers of ids that one SparseCore sends to "
+        "one SparseCore in a step. A step of TPUEmbeddingV2 fails if a number "
+        "exceeds max_ids_per_table or max_unique_ids_per_table, whose default "
+        "is 256.</p>"
+        f"{_table(rows)}{plots}"
     )
 
 

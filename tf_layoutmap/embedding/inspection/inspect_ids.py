@@ -14,7 +14,15 @@ import tensorflow as tf
 from tf_layoutmap._core import checks, files
 from tf_layoutmap.embedding import inputs
 from tf_layoutmap.embedding.configs import config, optimizer_specs
-from tf_layoutmap.embedding.inspection import html_report, id_counts
+from tf_layoutmap.embedding.inspection import (
+    html_report,
+    id_counts,
+    sparse_core_limits,
+)
+from tf_layoutmap.embedding.inspection.sparse_core_limits import (
+    SparseCoreLimits,
+    SparseCores,
+)
 from tf_layoutmap.sharded.routing.checks import known_sizes
 from tf_layoutmap.vocabulary import key_tensors
 from tf_layoutmap.vocabulary.open_vocabulary import OpenVocabulary
@@ -46,11 +54,17 @@ class IdReport:
       num_batches: Number of batches that were read.
       features: Statistics of the ids of each feature, by name.
       tables: Size and lookup statistics of each table, by name.
+      sparse_cores: Numbers of ids that SparseCores exchange in each batch, by
+        the number of SparseCores. Empty if `tlm.inspect_ids` was called without
+        `sparse_cores`. `sparse_core_limits` computes limits from the numbers.
     """
 
     num_batches: int
     features: dict[str, dict[str, object]]
     tables: dict[str, dict[str, object]]
+    sparse_cores: dict[int, dict[str, Any]] = dataclasses.field(
+        default_factory=dict
+    )
 
     def to_dict(self) -> dict[str, object]:
         """Returns the report as a dict that JSON can represent."""
@@ -74,6 +88,7 @@ class IdReport:
             ("Features", html_report.feature_rows(self)),
             ("Tables", html_report.table_rows(self)),
             ("Open vocabularies", html_report.proposal_rows(self)),
+            ("SparseCores", html_report.sparse_core_rows(self)),
         ):
             if len(rows) == 1:
                 continue
@@ -94,6 +109,73 @@ class IdReport:
                 for row in part[1:]:
                     shown.add_row(*row)
                 console.print(shown)
+
+    def sparse_core_limits(
+        self, *, num_cores: int | None = None, confidence: float = 1.0
+    ) -> SparseCoreLimits:
+        """Returns id limits for TensorFlow's `TPUEmbeddingV2`.
+
+        A step of `TPUEmbeddingV2` fails if a batch has more ids than a limit,
+        and large limits use memory of the TPU. The limits are exact for the
+        batches that were read. Batches that were not read can exceed them: if
+        the batches are independent, the next batch exceeds the maximum of `n`
+        batches with a probability of at most `1 / (n + 1)` per limit.
+
+        >>> import tensorflow as tf
+        >>> import tf_layoutmap as tlm
+        >>> tpu = tf.tpu.experimental.embedding
+        >>> words = tpu.TableConfig(64, 8, optimizer=tpu.SGD(0.1), name="words")
+        >>> ids = tf.ragged.constant([[0, 2], [4], [5], [6, 6]] * 2)
+        >>> report = tlm.inspect_ids(
+        ...     [{"x": ids}],
+        ...     {"x": tpu.FeatureConfig(words)},
+        ...     sparse_cores=tlm.planning.SparseCores(2, cores_per_chip=2),
+        ... )
+        >>> limits = report.sparse_core_limits()
+        >>> limits.max_ids_per_table, limits.max_unique_ids_per_table
+        ({'words': 4}, {'words': 4})
+        >>> config = tpu.SparseCoreEmbeddingConfig(
+        ...     max_ids_per_chip_per_sample=limits.max_ids_per_chip_per_sample,
+        ...     max_ids_per_table=limits.max_ids_per_table,
+        ...     max_unique_ids_per_table=limits.max_unique_ids_per_table,
+        ... )
+
+        Args:
+          num_cores: Number of SparseCores of all chips; one of the numbers
+            passed to `tlm.inspect_ids`. Required if several numbers were
+            passed.
+          confidence: Share of the batches that do not exceed a limit, in
+            (0, 1]. The value applies to each limit. `overflow_share` is the
+            share of the batches that exceed any limit.
+
+        Raises:
+          ValueError: If `num_cores` was not passed to `tlm.inspect_ids`, if
+            `confidence` is invalid, or if the dataset had no batches.
+        """
+        if num_cores is None and len(self.sparse_cores) == 1:
+            (num_cores,) = self.sparse_cores
+        if num_cores not in self.sparse_cores:
+            raise ValueError(
+                checks.message(
+                    "num_cores",
+                    "the number of cores of a SparseCores that was passed to "
+                    f"tlm.inspect_ids, {list(self.sparse_cores)}",
+                    num_cores,
+                )
+            )
+        if (
+            not isinstance(confidence, int | float)
+            or isinstance(confidence, bool)
+            or not 0 < confidence <= 1
+        ):
+            raise ValueError(
+                checks.message("confidence", "a number in (0, 1]", confidence)
+            )
+        if not self.num_batches:
+            raise ValueError("The dataset must have at least one batch.")
+        return sparse_core_limits.limits_of(
+            self.sparse_cores[num_cores]["stacks"], confidence
+        )
 
     def html(self) -> str:
         """Returns an HTML page that contains all tables and plots."""
@@ -120,6 +202,7 @@ def inspect_ids(
     max_batches: int | None = None,
     open_tables: Iterable[str | TableConfig] = (),
     relative_hit_rate: float = 0.95,
+    sparse_cores: SparseCores | Iterable[SparseCores] = (),
 ) -> IdReport:
     """Reads a dataset, and reports how its ids use the tables.
 
@@ -160,6 +243,10 @@ def inspect_ids(
       relative_hit_rate: Number in [0, 1]. The proposed `min_count` is the
         largest of 1, 2, 3, 5 and 8 whose hit rate is at least
         `relative_hit_rate` times the hit rate with `min_count=1`.
+      sparse_cores: SparseCores for which `IdReport.sparse_core_limits` computes
+        limits, as one `tlm.planning.SparseCores` or as several with different
+        numbers of cores. As in `TPUEmbeddingV2`, each element of a dense tensor
+        is a sample, and ids are not checked.
 
     Returns:
       The report. `features` contains a dict for each feature. The dict includes
@@ -209,8 +296,10 @@ def inspect_ids(
     Raises:
       TypeError: If ids are not integers. For a table in `open_tables`, ids can
         also be strings.
-      ValueError: If a batch has another structure, or if `open_tables` or
-        `relative_hit_rate` is invalid.
+      ValueError: If a batch has another structure, or if `open_tables`,
+        `relative_hit_rate` or `sparse_cores` is invalid. Also if the
+        SparseCores do not divide the number of samples of the first batch, or
+        if a later batch has more samples.
     """
     named = inputs.flatten_with_paths(feature_config)
     spec, table_configs = config.read_feature_config(named, optimizer)
@@ -236,6 +325,9 @@ def inspect_ids(
         )
         for feature in spec.features
     ]
+    counters = _stack_counters(
+        sparse_cores, spec, table_configs, optimizer, bool(keys)
+    )
     num_batches = 0
     num_unique = [0] * len(spec.tables)
     for batch in dataset:
@@ -244,6 +336,7 @@ def inspect_ids(
         num_batches += 1
         batch = _features_of(batch, feature_config)
         ids_by_table: list[list[np.ndarray]] = [[] for _ in spec.tables]
+        ids_and_samples = []
         for feature, counts, value in zip(
             spec.features, features, tf.nest.flatten(batch)
         ):
@@ -252,6 +345,10 @@ def inspect_ids(
             )
             counts.add(ids, sizes, positions)
             ids_by_table[feature.table].append(ids)
+            if counters:
+                ids_and_samples.append(_with_samples(value, ids, sizes))
+        for counter in counters.values():
+            counter.add(ids_and_samples)
         for table, ids_of_step in enumerate(ids_by_table):
             all_ids = np.concatenate(ids_of_step)
             unique = np.unique(all_ids)
@@ -290,7 +387,61 @@ def inspect_ids(
             }
             for index, table in enumerate(spec.tables)
         },
+        {
+            num_cores: counter.description()
+            for num_cores, counter in counters.items()
+        },
     )
+
+
+def _stack_counters(
+    sparse_cores: Any, spec: Any, table_configs: Any, optimizer: Any, keys: bool
+) -> dict[int, sparse_core_limits.StackCounter]:
+    """Returns the counters of SparseCores, by the number of cores."""
+    if isinstance(sparse_cores, SparseCores):
+        sparse_cores = [sparse_cores]
+    counters: dict[int, sparse_core_limits.StackCounter] = {}
+    for cores in sparse_cores:
+        checks.check_type(
+            "sparse_cores", cores, SparseCores, "tlm.planning.SparseCores"
+        )
+        if keys:
+            raise ValueError(
+                "Argument `sparse_cores` must be empty if `open_tables` are "
+                "passed, because keys have no rows before training."
+            )
+        if cores.num_cores in counters:
+            raise ValueError(
+                checks.message(
+                    "sparse_cores",
+                    "objects with different numbers of cores",
+                    list(sparse_cores),
+                )
+            )
+        counters[cores.num_cores] = sparse_core_limits.StackCounter(
+            cores, spec, table_configs, optimizer
+        )
+    return counters
+
+
+def _with_samples(
+    value: Any, ids: np.ndarray, sizes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """Returns the ids, the sample of each id, and the number of samples."""
+    if isinstance(value, tf.RaggedTensor):
+        return ids, np.repeat(np.arange(len(sizes)), sizes), len(sizes)
+    if isinstance(value, tf.SparseTensor):
+        return ids, _samples_of_sparse(value), len(sizes)
+    # As in `TPUEmbeddingV2`, each element is a sample.
+    return ids, np.arange(len(ids)), len(ids)
+
+
+def _samples_of_sparse(value: Any) -> np.ndarray:
+    """Returns the index of the sample of each value of a sparse tensor."""
+    if not len(value.indices):
+        return np.zeros([0], np.int64)
+    shape = value.dense_shape.numpy()[:-1]
+    return np.ravel_multi_index(value.indices.numpy()[:, :-1].T, shape)
 
 
 def _features_of(batch: Any, feature_config: Any) -> Any:
@@ -312,14 +463,11 @@ def _read_ids(feature: config.FeatureSpec, value: Any, of_keys: bool):
     elif isinstance(value, tf.SparseTensor):
         shape = value.dense_shape.numpy()[:-1]
         positions = value.indices.numpy()[:, -1]
-        samples = (
-            np.ravel_multi_index(value.indices.numpy()[:, :-1].T, shape)
-            if len(value.indices)
-            else np.zeros([0], np.int64)
-        )
         ids, sizes = (
             value.values,
-            np.bincount(samples, minlength=int(np.prod(shape))),
+            np.bincount(
+                _samples_of_sparse(value), minlength=int(np.prod(shape))
+            ),
         )
     else:
         ids = tf.convert_to_tensor(value)
