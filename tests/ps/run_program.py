@@ -595,7 +595,7 @@ CASES = {
     "no_time": refusal(save_every="soon"),
     "no_time_to_connect": lambda strategy: tlm.ps.connect(timeout_seconds="a"),
     "nothing_kept": refusal(max_to_keep=0),
-    "too_many_prefetched": refusal(prefetch_steps=1),
+    "too_many_prefetched": refusal(steps_per_closure=1, prefetch_steps=1),
     "a_name": refusal(allow_missing="dense"),
     "fewer_steps": lambda strategy: run(
         strategy, make_embedding(strategy), "fewer"

@@ -37,6 +37,7 @@ class Datasets:
         *,
         step_deadline: str | float = "10min",
         on_server_loss: literals.OnServerLoss = "raise",
+        steps_per_closure: int | None = None,
     ):
         """Creates the datasets from a function that runs on each worker.
 
@@ -60,11 +61,19 @@ class Datasets:
             a newer backup. If the callback has `delete_checkpoint=False` and
             `fit` had already finished, `fit` does not train again in the
             restarted program. `evaluate` always raises.
+          steps_per_closure: Number of steps that a worker runs per call of the
+            coordinator, from 1 to 512, as for `tlm.ps.Run`. None: the
+            `steps_per_execution` of `compile` if it is greater than 1.
+            Otherwise, the number is 1 at first, and increases once to at most
+            16 after some time, if a closure then takes at most 0.25 s and 1/40
+            of `step_deadline`.
 
         Raises:
-          TypeError: If `dataset_fn` is not callable.
-          ValueError: If `step_deadline` is not a duration, or
-            `on_server_loss` is neither `"raise"` nor `"restart"`.
+          TypeError: If `dataset_fn` is not callable, or `steps_per_closure` is
+            not an int.
+          ValueError: If `step_deadline` is not a duration, `on_server_loss` is
+            neither `"raise"` nor `"restart"`, or `steps_per_closure` is out of
+            range.
         """
         if not callable(dataset_fn):
             raise TypeError(
@@ -77,6 +86,11 @@ class Datasets:
         )
         self.on_server_loss = on_server_loss
         self.deadline = waiting.read_seconds(step_deadline, "step_deadline")
+        if steps_per_closure is not None:
+            checks.check_int(
+                "steps_per_closure", steps_per_closure, lowest=1, highest=512
+            )
+        self.steps_per_closure = steps_per_closure
         patch_fit()
 
     def _function(self, num_workers: int) -> Callable[[], Any]:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from absl import logging
 
 from tf_layoutmap._core import checks
-from tf_layoutmap.embedding.servers import bundles
+from tf_layoutmap.embedding.servers import bundles, closure_trace
 from tf_layoutmap.ps import guard, processes, rounds
 from tf_layoutmap.ps.datasets import Datasets
 
@@ -56,7 +56,6 @@ class StepBody:
         self,
         strategy: Any,
         step: Callable[[Any], list[tf.Tensor]],
-        steps_per_closure: int = 1,
         condition: Callable[[], tf.Tensor] | None = None,
     ):
         """Creates the body from a step function.
@@ -66,7 +65,6 @@ class StepBody:
           step: Function that is called with a batch, in `strategy.run`. The
             function must return tensors with known shapes and with values that
             float64 represents exactly.
-          steps_per_closure: Number of steps of a closure.
           condition: Function that returns a bool scalar before each step. If it
             is passed, the step function is traced twice, with the bools True
             and False as its second argument, and each step runs the function
@@ -75,18 +73,19 @@ class StepBody:
         self._strategy = strategy
         self._step = step
         self._condition = condition
-        self._idle_microseconds = _IDLE_MICROSECONDS // steps_per_closure
         self._shapes: list[tuple[tuple[int, ...], Any]] = []
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, iterator: Any) -> tf.Tensor:
         """Runs a step if there is a batch, and returns a vector for `read`."""
         index = tf.distribute.coordinator.experimental_get_current_worker_index
+        step = closure_trace.enclosing_step()
+        num_steps = 1 if step is None else step.trace.num_steps
         batch = iterator.get_next_as_optional()
         rest = tf.cond(
             batch.has_value(),
             lambda: self._run(batch.get_value()),
-            lambda: _idle(self._idle_microseconds),
+            lambda: _idle(_IDLE_MICROSECONDS // num_steps),
         )
         return tf.concat([[tf.cast(index(), tf.float64)], rest], axis=0)
 
@@ -208,7 +207,7 @@ class Epochs:
         data: Datasets,
         step: Callable[[Any], list[tf.Tensor]],
         error_guard: guard.Guard,
-        steps_per_execution: int = 1,
+        steps_per_closure: int | None = 1,
         condition: Callable[[], tf.Tensor] | None = None,
     ):
         """Creates the object. `run` starts the passes.
@@ -219,21 +218,23 @@ class Epochs:
           step: Step function, as for `StepBody`.
           error_guard: Guard that raises errors with an explanation if the
             cluster fails.
-          steps_per_execution: Number of steps of a closure, from 1 to 512.
+          steps_per_closure: Number of steps of a closure, from 1 to 512; None
+            as for `Rounds`.
           condition: As for `StepBody`.
 
         Raises:
-          ValueError: If `steps_per_execution` is too large.
+          ValueError: If `steps_per_closure` is too large.
         """
-        checks.check_int(
-            "steps_per_execution",
-            steps_per_execution,
-            lowest=1,
-            highest=rounds.MAX_STEPS,
-            where="`compile` of a model on parameter servers",
-        )
+        if steps_per_closure is not None:
+            checks.check_int(
+                "steps_per_execution",
+                steps_per_closure,
+                lowest=1,
+                highest=rounds.MAX_STEPS,
+                where="`compile` of a model on parameter servers",
+            )
         self._num_workers = processes.count_workers()
-        self._body = StepBody(strategy, step, steps_per_execution, condition)
+        self._body = StepBody(strategy, step, condition)
         self._deadline = data.deadline
         self._rounds = rounds.Rounds(
             strategy,
@@ -242,7 +243,7 @@ class Epochs:
             num_workers=self._num_workers,
             deadline=data.deadline,
             seconds=_ROUND_SECONDS,
-            steps_per_closure=steps_per_execution,
+            steps_per_closure=steps_per_closure,
             joins_results=True,
         )
         self._guard = error_guard

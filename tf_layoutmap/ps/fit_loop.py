@@ -305,9 +305,29 @@ def _epochs(
         data,
         keras.step(model, verb),
         guard,
-        keras.steps_per_execution(model),
+        _steps_per_closure(keras, model, data),
         keras.update_condition(model, verb),
     )
+
+
+def _steps_per_closure(
+    keras: KerasVersion, model: Any, data: Datasets
+) -> int | None:
+    """Returns the number of steps of a closure, or None to choose it.
+
+    Raises:
+      ValueError: If the model and the datasets have different numbers.
+    """
+    of_model = keras.steps_per_execution(model)
+    if of_model == 1:
+        return data.steps_per_closure
+    if data.steps_per_closure not in (None, of_model):
+        raise ValueError(
+            "Argument `steps_per_closure` of tlm.ps.Datasets must be None or "
+            "equal to `steps_per_execution` of `compile`. Received: "
+            f"{data.steps_per_closure} and {of_model}."
+        )
+    return of_model
 
 
 def _train_epoch(

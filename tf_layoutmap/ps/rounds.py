@@ -2,13 +2,16 @@
 
 `Rounds` schedules closures, waits for them, and runs failed closures again.
 `_Failures` decides which failed closures of a round run again.
+`AutomaticSteps` chooses the number of steps of a closure if the program does
+not set it.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -27,6 +30,18 @@ from tf_layoutmap.ps import (
 # Maximum number of steps in a round. This number must not exceed the window of
 # numbers that a server accepts.
 MAX_STEPS = 512
+
+# Largest number of steps that is chosen automatically for a closure, and the
+# longest duration of such a closure. A closure of this size takes most of the
+# possible gain, because the time of its call is then a small part of its
+# processor time.
+AUTOMATIC_STEPS = 16
+_CLOSURE_SECONDS = 0.25
+# The same limit, relative to the maximum time without a finished closure.
+_CLOSURES_PER_DEADLINE = 40
+# A closure with several steps is traced when the training has taken longer than
+# this number of traces of a closure with one step.
+_TRACES = 8
 
 # Maximum number of failed closures in a round that run again.
 _MAX_FAILURES = 4
@@ -60,6 +75,60 @@ class RoundResult(NamedTuple):
     error: Exception | None
 
 
+class AutomaticSteps:
+    """Chooses the number of steps of a closure.
+
+    A closure with several steps takes less time per step, but another function
+    has to be traced for it. The number is therefore 1 at first. It increases
+    once, when the time of the training so far is a multiple of the time of a
+    trace. The total time is then never much longer than with one step per
+    closure. The limits of the duration of a closure are much shorter than a
+    round and than the deadline.
+    """
+
+    def __init__(self, num_workers: int, deadline: float):
+        """Creates the object.
+
+        Args:
+          num_workers: Number of workers of the cluster.
+          deadline: Maximum time in seconds without a finished closure.
+        """
+        self._num_workers = num_workers
+        self._max_seconds = min(
+            _CLOSURE_SECONDS, deadline / _CLOSURES_PER_DEADLINE
+        )
+        self._trace_seconds = self._seconds = self._step_seconds = 0.0
+
+    def add_trace(self, seconds: float) -> None:
+        """Adds the duration of a trace of a closure with one step."""
+        self._trace_seconds = max(self._trace_seconds, seconds)
+
+    def add_round(self, num_steps: int, seconds: float) -> None:
+        """Adds a round: the number of its steps, and its duration."""
+        self._seconds += seconds
+        # Each worker runs its steps one after the other.
+        self._step_seconds = seconds * self._num_workers / max(num_steps, 1)
+
+    def choose(self, max_steps: int) -> int:
+        """Returns the number of steps per closure, from now on.
+
+        Args:
+          max_steps: Number of the remaining steps of the caller.
+        """
+        if self._seconds <= _TRACES * self._trace_seconds:
+            return 1
+        # Each worker has at least two closures of a round.
+        max_steps = min(max_steps, MAX_STEPS) // (2 * self._num_workers)
+        return max(
+            1,
+            min(
+                AUTOMATIC_STEPS,
+                max_steps,
+                int(self._max_seconds / max(self._step_seconds, 1e-6)),
+            ),
+        )
+
+
 class Rounds:
     """Schedules closures, and waits until all closures have ended."""
 
@@ -72,7 +141,7 @@ class Rounds:
         num_workers: int,
         deadline: float,
         seconds: float,
-        steps_per_closure: int = 1,
+        steps_per_closure: int | None = 1,
         prefetch_steps: int = 0,
         joins_results: bool = False,
     ):
@@ -87,27 +156,38 @@ class Rounds:
           seconds: Target duration of a round in seconds. The first rounds are
             shorter.
           steps_per_closure: Number of steps that a worker runs per closure, at
-            most `MAX_STEPS`.
+            most `MAX_STEPS`. None: see `AutomaticSteps`. In this case,
+            `prefetch_steps` must be 0, because the results of prefetched steps
+            depend on the number.
           prefetch_steps: As for `StepClosure`.
           joins_results: As for `StepClosure`.
         """
         self._coordinator = tf.distribute.coordinator.ClusterCoordinator(
             strategy
         )
-        self._closure = step_closure.StepClosure(
+        self._automatic = (
+            AutomaticSteps(num_workers, deadline)
+            if steps_per_closure is None
+            else None
+        )
+        self._num_workers = num_workers
+        self._steps_per_closure = steps_per_closure or 1
+        self._make_closure = functools.partial(
+            step_closure.StepClosure,
             self._coordinator,
             body,
-            steps_per_closure,
             prefetch_steps=prefetch_steps,
             joins_results=joins_results,
         )
-        self._steps_per_closure = steps_per_closure
+        self._closure = self._make_closure(self._steps_per_closure)
+        # Closure of more steps, which is chosen automatically.
+        self._long_closure: step_closure.StepClosure | None = None
         self._dataset_fn = dataset_fn
         self._dataset: Any = None
         self._iterator: Any = None
         self._deadline = deadline
         self._seconds = seconds
-        self._size = min(4 * num_workers * steps_per_closure, MAX_STEPS)
+        self._size = min(4 * num_workers * self._steps_per_closure, MAX_STEPS)
         self._is_settled = True
 
     @property
@@ -151,6 +231,7 @@ class Rounds:
         """
         self.check_settled()
         self._prepare()
+        self._choose_steps(max_steps)
         self._is_settled = False
         ended = self._run(max_steps)
         self._is_settled = True
@@ -173,7 +254,7 @@ class Rounds:
         count = min(self._size, max_steps)
         if count < max_steps:
             # Only the last closure of a run has fewer steps than the others.
-            count -= count % self._steps_per_closure
+            count -= count % self._unit
         began = time.monotonic()
         # Each round has a new epoch, so that servers reject late updates of
         # earlier rounds.
@@ -243,11 +324,79 @@ class Rounds:
             could not register a function with this process.
         """
         if self._iterator is None:
-            before = answers.num_closed()
             self._iterator = iter(self.dataset)
-            self._closure.trace(self._iterator)
-            if answers.num_closed() != before:
-                raise waiting.LateError
+            began = time.monotonic()
+            self._trace(self._closure)
+            if self._automatic is not None:
+                self._automatic.add_trace(time.monotonic() - began)
+            if self._long_closure is not None:
+                self._trace(self._long_closure)
+                self._check_records()
+
+    def _trace(self, closure: step_closure.StepClosure) -> None:
+        before = answers.num_closed()
+        closure.trace(self._iterator)
+        if answers.num_closed() != before:
+            raise waiting.LateError
+
+    def _choose_steps(self, max_steps: int) -> None:
+        """Increases the number of steps of a closure if it is automatic.
+
+        Raises:
+          LateError: As for `_prepare`.
+        """
+        if self._automatic is None or self._long_closure is not None:
+            return
+        num_steps = self._automatic.choose(max_steps)
+        if num_steps == 1:
+            return
+        closure = self._make_closure(num_steps)
+        self._trace(closure)
+        self._long_closure = closure
+        self._steps_per_closure = num_steps
+        self._check_records()
+        self._size = max(self._size, self._unit)
+
+    def _check_records(self) -> None:
+        """Removes the closure of more steps if its records are different.
+
+        A failed step can run again in a closure of the other size. The servers
+        find the record of its update only if both closures join the lookups of
+        the same layers.
+        """
+        closure = self._long_closure
+        if (
+            closure is not None
+            and closure.joins_layers != self._closure.joins_layers
+        ):
+            self._automatic = self._long_closure = None
+            self._steps_per_closure = 1
+
+    @property
+    def _unit(self) -> int:
+        """Number of steps of which a round has a multiple.
+
+        Only the last round of a run can have another number of steps.
+        """
+        if self._long_closure is None:
+            return self._steps_per_closure
+        # All workers have the same number of closures.
+        return self._steps_per_closure * self._num_workers
+
+    def _groups(
+        self, numbers: list[int]
+    ) -> Iterator[tuple[step_closure.StepClosure, list[int]]]:
+        """Yields the closures for steps, and the steps of each closure."""
+        closure, size, rest = self._closure, self._steps_per_closure, 0
+        if self._long_closure is not None:
+            # The remaining steps are separate closures, so that all workers
+            # finish at the same time, and no third function is traced.
+            closure, rest = self._long_closure, len(numbers) % self._unit
+        stop = len(numbers) - rest
+        for start in range(0, stop, size):
+            yield closure, numbers[start : min(start + size, stop)]
+        for number in numbers[stop:]:
+            yield self._closure, [number]
 
     def _run_once(
         self,
@@ -270,13 +419,11 @@ class Rounds:
           closure or None.
         """
         calls: list[tuple[list[int], step_closure.ScheduledCall]] = []
-        size = self._steps_per_closure
         try:
             # Entering the scope takes longer than scheduling a closure.
             with self._coordinator.strategy.scope():
-                for start in range(0, len(numbers), size):
-                    group = numbers[start : start + size]
-                    call = self._closure.schedule(
+                for closure, group in self._groups(numbers):
+                    call = closure.schedule(
                         self._iterator,
                         epoch,
                         group,
@@ -318,9 +465,9 @@ class Rounds:
 
     def _adapt(self, count: int, seconds: float):
         wanted = int(count / max(seconds, 1e-3) * self._seconds)
-        self._size = max(
-            self._steps_per_closure, min(2 * self._size, MAX_STEPS, wanted)
-        )
+        self._size = max(self._unit, min(2 * self._size, MAX_STEPS, wanted))
+        if self._automatic is not None:
+            self._automatic.add_round(count, seconds)
 
 
 class _Failures:

@@ -30,10 +30,10 @@ _ROUND_SECONDS = 5.0
 class Run:
     """Schedules steps on workers, and saves checkpoints.
 
-    A closure is one step of one worker. If a worker fails, its closure runs
-    again on any worker. The tables of a `tlm.TPUEmbedding` are updated only
-    once for each closure. Other variables are updated each time that the
-    closure runs.
+    A closure is one or more steps of one worker. If a worker fails, the steps
+    of its closure that the servers have not applied run again on any worker.
+    The tables of a `tlm.TPUEmbedding` are updated only once for each step.
+    Other variables are updated each time that the step runs.
 
     ```py
     strategy = tlm.ps.connect()
@@ -76,7 +76,7 @@ class Run:
         step_deadline: str | float = "10min",
         max_to_keep: int = 3,
         allow_missing: bool | Sequence[str] = False,
-        steps_per_closure: int = 1,
+        steps_per_closure: int | None = None,
         prefetch_steps: int = 0,
     ):
         """Creates the run, and restores the newest checkpoint, if any.
@@ -109,10 +109,14 @@ class Run:
             without being in `objects`. The next checkpoint does not contain
             these objects. True for all names.
           steps_per_closure: Number of steps that a worker runs per call of the
-            coordinator, from 1 to 512. With more steps, the coordinator uses
-            less time per step, and `step_deadline` limits the time of more
-            steps. At most 512 steps are in flight, so `512 / steps_per_closure`
-            workers have work. Each update is still applied exactly once.
+            coordinator, from 1 to 512. With more steps, all processes use less
+            time per step, and `step_deadline` limits the time of more steps. At
+            most 512 steps are in flight, so `512 / steps_per_closure` workers
+            have work. Each update is still applied exactly once. None: the
+            number is 1 at first, and increases once to at most 16 after some
+            time, if a closure then takes at most 0.25 s and 1/40 of
+            `step_deadline`. With `prefetch_steps`, None is 16, or
+            `prefetch_steps + 1` if this is larger.
           prefetch_steps: With 1, a worker reads the rows of the next step of a
             closure from the tables of a `tlm.TPUEmbedding` while it computes
             the current step. The rows can then miss the update of the current
@@ -156,14 +160,25 @@ class Run:
             "on_server_loss", on_server_loss, restarts.ON_SERVER_LOSS
         )
         checks.check_int("max_to_keep", max_to_keep, lowest=1)
+        if steps_per_closure is not None:
+            checks.check_int(
+                "steps_per_closure",
+                steps_per_closure,
+                lowest=1,
+                highest=rounds.MAX_STEPS,
+            )
         checks.check_int(
-            "steps_per_closure",
-            steps_per_closure,
-            lowest=1,
-            highest=rounds.MAX_STEPS,
+            "prefetch_steps",
+            prefetch_steps,
+            lowest=0,
+            highest=rounds.MAX_STEPS - 1,
         )
-        checks.check_int("prefetch_steps", prefetch_steps, lowest=0)
-        if prefetch_steps >= steps_per_closure:
+        if steps_per_closure is None and prefetch_steps:
+            steps_per_closure = max(rounds.AUTOMATIC_STEPS, prefetch_steps + 1)
+        if (
+            steps_per_closure is not None
+            and prefetch_steps >= steps_per_closure
+        ):
             raise ValueError(
                 "Argument `prefetch_steps` must be less than "
                 "`steps_per_closure`, because a worker prefetches only rows of "

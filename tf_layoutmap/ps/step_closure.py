@@ -113,12 +113,15 @@ class StepClosure:
         # Maps the number of steps of a call to a concrete function. The key
         # None is for all numbers other than `max_steps`.
         self._traced: dict[int | None, Any] = {}
-        # Whether the traced functions join the lookups of layers.
-        self._joins_layers = False
+        # Whether the traced functions join the lookups of layers. A step can
+        # only be repeated by functions with the same value.
+        self.joins_layers = False
+        self._registration = 0
 
         # The first trace joins and bundles calls if possible.
         self._closure_trace = ClosureTrace(
             prefetch_steps,
+            num_steps=max_steps,
             joins_calls=True,
             bundles_updates=not prefetch_steps,
         )
@@ -175,17 +178,21 @@ class StepClosure:
         self._all_steps, self._some_steps = all_steps, some_steps
 
     def trace(self, iterator: Any) -> None:
-        """Traces the closure.
+        """Traces the closure, unless an earlier trace is still valid.
 
         Args:
-          iterator: Per-worker iterator of the coordinator.
+          iterator: Per-worker iterator of the coordinator. All iterators must
+            have the same type.
 
         Raises:
           ValueError: If the step calls a function that applies gradients and
             was traced outside of the closure.
         """
-        self._traced.clear()
+        if self._registration != resource_order.last_registration():
+            self._traced.clear()
         self._trace(iterator, self._max_steps)
+        # The first trace may create layers.
+        self._registration = resource_order.last_registration()
 
     def schedule(
         self,
@@ -257,7 +264,7 @@ class StepClosure:
                 trace.stop_joining()
             if trace.is_out_of_order:
                 continue
-            if self._traced and joins_layers != self._joins_layers:
+            if self._traced and joins_layers != self.joins_layers:
                 # A repeated step would not find the records of the servers.
                 raise RuntimeError(
                     "All traces of a step over parameter servers must contain "
@@ -265,7 +272,7 @@ class StepClosure:
                     "Received: a step whose lookups of layers can be joined in "
                     "only some of its traces."
                 )
-            self._joins_layers = joins_layers
+            self.joins_layers = joins_layers
             return traced
 
     def _make_call(

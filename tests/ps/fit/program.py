@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import sys
+from unittest import mock
 
 from tests.embedding.servers import cluster  # isort: skip
 
@@ -19,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
+from tf_layoutmap.ps import rounds
 
 tpu = tf.tpu.experimental.embedding
 # `sys.argv` has other arguments if pytest imports this file.
@@ -276,6 +278,33 @@ def several_steps_per_execution(strategy):
             ]
         )
     return found
+
+
+def automatic_steps(strategy):
+    """Trains with closures whose number of steps increases automatically."""
+    chosen = set()
+    choose = rounds.AutomaticSteps.choose
+
+    def recording(steps, max_steps):
+        chosen.add(choose(steps, max_steps))
+        return max(chosen)
+
+    with (
+        mock.patch.multiple(
+            rounds, AUTOMATIC_STEPS=3, _CLOSURE_SECONDS=60.0, _TRACES=0
+        ),
+        mock.patch.object(rounds.AutomaticSteps, "choose", recording),
+    ):
+        built = model(strategy)
+        history = built.fit(
+            datasets(), epochs=2, verbose=0, validation_data=datasets()
+        )
+    return [
+        sorted(chosen),
+        numbers(history) == HOST[0],
+        all(same(values(built), HOST[1])),
+        built.embedding_layer.embedding.stats()["num_updates"],
+    ]
 
 
 def callbacks_of_executions(strategy):
@@ -703,6 +732,7 @@ CASES = {
         steps_of_an_epoch,
         called_twice,
         several_steps_per_execution,
+        automatic_steps,
         callbacks_of_executions,
         accumulated_gradients,
         regularizers_and_constraints,
@@ -716,6 +746,9 @@ ERRORS = {
         "too_many_steps": lambda strategy: model(
             strategy, steps_per_execution=513
         ).fit(datasets(), verbose=0),
+        "other_steps": lambda strategy: model(
+            strategy, steps_per_execution=2
+        ).fit(tlm.ps.Datasets(batches, steps_per_closure=3), verbose=0),
         "with_labels": lambda strategy: model(strategy).fit(
             datasets(), LABELS, verbose=0
         ),

@@ -138,6 +138,11 @@ def test_several_steps_per_execution_equal_one_process(found, case):
     assert found[case] == [[True, True, 6]] * 2
 
 
+@pytest.mark.parametrize("case", ["automatic_steps"])
+def test_an_automatic_number_of_steps_does_not_change_the_results(found, case):
+    assert found[case] == [[1, 3], True, True, 6]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", ["callbacks_of_executions"])
 def test_callbacks_are_called_after_complete_executions(found, case):
@@ -155,6 +160,7 @@ def test_callbacks_are_called_after_complete_executions(found, case):
         ("bad_id", "Feature 'b', sample 0: id"),
         ("other_logs", "must return the results of the model's metrics"),
         ("too_many_steps", "`steps_per_execution` must be at most 512"),
+        ("other_steps", "equal to `steps_per_execution` of `compile`"),
         ("with_labels", "Argument `y` of `fit` must not be passed"),
         (
             "with_weights_of_classes",

@@ -47,6 +47,8 @@ class Coordinator:
         self.scheduled = []
         self.num_datasets = 0
         self.kept = []
+        # Closures of more steps do not join the lookups of layers.
+        self.max_joined_steps = rounds.MAX_STEPS
         self.strategy = tf.distribute.get_strategy()
 
     def create_per_worker_dataset(self, function):
@@ -96,9 +98,10 @@ class Closure:
         del body, options
         self.coordinator = coordinator
         self.max_steps = max_steps
+        self.joins_layers = max_steps <= coordinator.max_joined_steps
 
     def trace(self, iterator):
-        next(iterator)
+        next(iterator, None)
 
     def schedule(self, iterator, epoch, numbers, keeps_result):
         del iterator
@@ -117,7 +120,7 @@ class Closure:
 
 @pytest.fixture
 def make_rounds(monkeypatch):
-    def make(draw, steps_per_closure=1):
+    def make(draw, steps_per_closure=1, chosen=None):
         coordinator = Coordinator(draw)
         monkeypatch.setattr(
             tf.distribute.coordinator,
@@ -137,6 +140,11 @@ def make_rounds(monkeypatch):
                 raise future.error
 
         monkeypatch.setattr(tf_private, "wait_for_closure", wait)
+        if chosen is not None:
+            steps_per_closure = None
+            monkeypatch.setattr(
+                rounds.AutomaticSteps, "choose", lambda *_: chosen
+            )
         return coordinator, rounds.Rounds(
             None,
             lambda one: None,
@@ -162,18 +170,29 @@ def drawn_from(outcomes):
     st.lists(st.tuples(*[st.booleans()] * 4, st.integers(0, 4)), max_size=40),
     st.integers(1, 12),
     st.integers(1, 5),
+    st.booleans(),
 )
 def test_exactly_the_done_steps_are_applied_by_all_servers(
-    make_rounds, drawn, most, steps_per_closure
+    make_rounds, drawn, most, steps_per_closure, is_automatic
 ):
-    coordinator, tested = make_rounds(drawn_from(drawn), steps_per_closure)
+    coordinator, tested = make_rounds(
+        drawn_from(drawn),
+        steps_per_closure,
+        steps_per_closure if is_automatic else None,
+    )
     ended = tested.run(most)
     assert (ended.error is not None) == (coordinator.num_failed > 0)
     first, second = coordinator.applied
     assert first == second
     assert ended.num_done == len(first)
     if coordinator.num_failed <= rounds._MAX_FAILURES:
-        assert ended.num_done == min(most, 8 * steps_per_closure)
+        expected = min(most, 8 * steps_per_closure)
+        if is_automatic and steps_per_closure > 1:
+            # Without automatic numbers, a round has 8 closures at first.
+            size = max(8, 2 * steps_per_closure)
+            unit = 2 * steps_per_closure
+            expected = most if most <= size else size - size % unit
+        assert ended.num_done == expected
 
 
 def test_a_failed_closure_repeats_only_the_steps_that_were_not_applied(
@@ -377,3 +396,79 @@ def test_worker_datasets_autotune_only_if_enabled(make_rounds, is_enabled):
     (dataset,) = tested.dataset
     assert dataset.options().autotune.enabled is bool(is_enabled)
     assert list(dataset.as_numpy_iterator()) == [0, 1, 2]
+
+
+def test_the_number_of_steps_grows_when_a_trace_pays():
+    tested = rounds.AutomaticSteps(num_workers=2, deadline=60)
+    tested.add_trace(0.5)
+    tested.add_round(100, 3.0)
+    assert tested.choose(1000) == 1
+    tested.add_round(1000, 3.0)
+    assert tested.choose(1000) == rounds.AUTOMATIC_STEPS
+    # Each worker has at least two closures.
+    assert tested.choose(40) == 10
+    assert tested.choose(3) == 1
+
+
+@pytest.mark.parametrize(
+    "deadline, num_workers, num_steps, expected",
+    [
+        (600, 1, 100, 12),  # Steps of 20 ms: 0.25 s.
+        (600, 2, 100, 6),  # Steps of 40 ms.
+        (4, 1, 100, 5),  # 1/40 of the deadline.
+        (600, 1, 5, 1),  # Steps of 0.4 s.
+        (600, 64, 1 << 20, 4),  # 512 steps are in flight.
+    ],
+)
+def test_a_closure_is_much_shorter_than_a_round_and_the_deadline(
+    deadline, num_workers, num_steps, expected
+):
+    tested = rounds.AutomaticSteps(num_workers, deadline)
+    tested.add_trace(0.1)
+    tested.add_round(num_steps, 2.0)
+    assert tested.choose(1 << 20) == expected
+
+
+def test_all_closures_of_a_run_join_the_same_layers(make_rounds):
+    """A repeated step finds the records of the servers only in this case."""
+    coordinator, tested = make_rounds(drawn_from([]), chosen=4)
+    coordinator.max_joined_steps = 3
+    sizes = []
+    schedule = coordinator.schedule
+    coordinator.schedule = lambda epoch, numbers: (
+        sizes.append(len(numbers)),
+        schedule(epoch, numbers),
+    )[1]
+    for _ in range(3):
+        assert tested.run(100).num_done
+    assert set(sizes) == {1}
+
+
+def test_an_automatic_number_of_steps_leaves_single_steps_to_the_end(
+    make_rounds, monkeypatch
+):
+    groups = []
+    coordinator, tested = make_rounds(drawn_from([]), chosen=1)
+    schedule = coordinator.schedule
+    coordinator.schedule = lambda epoch, numbers: (
+        groups.append(len(numbers)),
+        schedule(epoch, numbers),
+    )[1]
+    assert tested.run(20).num_done == 8
+    assert groups == [1] * 8
+    groups.clear()
+    coordinator.applied, coordinator.epoch = [set(), set()], None
+    monkeypatch.setattr(rounds.AutomaticSteps, "choose", lambda *_: 4)
+    ended = tested.run(13)
+    # Both workers have one closure of 4 steps.
+    assert ended.num_done == 13
+    assert groups == [4, 4, 1, 1, 1, 1, 1]
+    assert [
+        one.future.numbers[-1] for one in ended.values if one is not None
+    ] == [3, 7, 8, 9, 10, 11, 12]
+    assert coordinator.applied == [set(range(13))] * 2
+    # If another round follows, a round has closures of equal sizes only.
+    groups.clear()
+    coordinator.applied, coordinator.epoch = [set(), set()], None
+    assert tested.run(100).num_done % 8 == 0
+    assert set(groups) == {4}

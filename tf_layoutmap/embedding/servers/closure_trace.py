@@ -80,6 +80,7 @@ class ClosureTrace:
     """The state of a closure while it is traced.
 
     Attributes:
+      num_steps: Maximum number of steps of the closure.
       prefetch_steps: Number of earlier steps whose updates the rows of a step
         may miss.
       joins_calls: Whether an update can be joined with a later read.
@@ -104,6 +105,7 @@ class ClosureTrace:
         self,
         prefetch_steps: int = 0,
         *,
+        num_steps: int = 1,
         joins_calls: bool = False,
         bundles_updates: bool = False,
         joins_layers: bool = True,
@@ -113,6 +115,7 @@ class ClosureTrace:
 
         Args:
           prefetch_steps: As for `tlm.ps.Run`.
+          num_steps: Maximum number of steps of the closure.
           joins_calls: If true, `prefetching.end_steps` must be called after the
             last step.
           bundles_updates: Must be false with `prefetch_steps`, because a read
@@ -120,6 +123,7 @@ class ClosureTrace:
           joins_layers: See the attribute.
           had_unknown_rule: See the attribute.
         """
+        self.num_steps = num_steps
         self.prefetch_steps = prefetch_steps
         self.joins_calls = joins_calls
         self.bundles_updates = bundles_updates
@@ -135,6 +139,7 @@ class ClosureTrace:
         """Returns the state of another trace with the same settings."""
         return ClosureTrace(
             self.prefetch_steps,
+            num_steps=self.num_steps,
             joins_calls=self.joins_calls,
             bundles_updates=self.bundles_updates,
             joins_layers=self.joins_layers,

@@ -10,6 +10,7 @@ rows. Variables that a step does not use directly are not captured.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -20,6 +21,9 @@ from tf_layoutmap._core import tf_private
 
 # Maps the id of a server's handle to the ids of the handles of its variables.
 _variables_of: dict[int, frozenset[int]] = {}
+# Numbers of the calls of `register`, and the number of the last call.
+_numbers = itertools.count(1)
+_last_number = 0
 # Attribute of a graph with its number of captures and the result of `_related`.
 # A dictionary with weak references to graphs would keep all graphs, because the
 # result contains tensors of the graph.
@@ -33,9 +37,20 @@ def register(handle: tf.Tensor, variables: Iterable[tf.Tensor]) -> None:
       handle: Handle of the resource of a server.
       variables: Handles of the variables.
     """
+    global _last_number
     key = id(handle)
     _variables_of[key] = frozenset(map(id, variables))
+    _last_number = next(_numbers)
     weakref.finalize(handle, _variables_of.pop, key, None)
+
+
+def last_registration() -> int:
+    """Returns a number that each call of `register` changes.
+
+    A function that was traced when the function returned another number may
+    contain handles that were replaced, for example by a resized vocabulary.
+    """
+    return _last_number
 
 
 def _source(tensor: Any) -> Any:
