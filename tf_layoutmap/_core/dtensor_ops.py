@@ -44,9 +44,9 @@ _DONORS = {
 }
 POLICIES = tuple(_DONORS)
 
-# Ops of `local_shard` on a mesh of CPUs, and of `local_block` on a mesh of GPUs
-# and on a mesh of TPUs. XLA has no kernel for the second op. DTensor has no rule
-# for these ops.
+# The op of `local_shard` on a mesh of CPUs, and the ops of `local_block` on a
+# mesh of GPUs and on a mesh of TPUs. XLA has no kernel for the second op, and
+# DTensor has no rule for these ops.
 _LOCAL_SHARD = "PlaceholderWithDefault"
 _LOCAL_BLOCK = "ScatterNdNonAliasingAdd"
 _LOCAL_BLOCK_OF_TPU = "UnsortedSegmentProd"

@@ -106,6 +106,8 @@ class Closure:
     def schedule(self, iterator, epoch, numbers, keeps_result):
         del iterator
         assert 1 <= len(numbers) <= self.max_steps
+        # The other closures of the run join the lookups of layers.
+        assert self.joins_layers
         self.coordinator.kept.extend(numbers[-1:] if keeps_result else [])
         return step_closure.ScheduledCall(
             self.coordinator.schedule(epoch, numbers), []
@@ -441,6 +443,7 @@ def test_all_closures_of_a_run_join_the_same_layers(make_rounds):
     )[1]
     for _ in range(3):
         assert tested.run(100).num_done
+        coordinator.applied, coordinator.epoch = [set(), set()], None
     assert set(sizes) == {1}
 
 
