@@ -44,6 +44,53 @@ def test_served_deltas_import_neither_tensorflow_nor_the_writer():
     )
 
 
+def test_layers_on_one_host_import_no_module_of_other_runtimes():
+    """These modules would double the time of importing a layer."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            """
+import sys
+import keras, numpy as np, tensorflow as tf
+import tf_layoutmap as tlm
+tpu = tf.tpu.experimental.embedding
+words = tpu.TableConfig(4, 2, name="words")
+layer = tlm.layers.TPUEmbedding(
+    {"word": tpu.FeatureConfig(words)}, tpu.SGD(1.0))
+inputs = keras.Input([2], dtype="int64")
+rows = tlm.layers.ShardedEmbedding(4, 2, optimizer="sgd")(inputs)
+outputs = [keras.layers.Flatten()(rows), layer({"word": inputs})["word"]]
+model = keras.Model(inputs, keras.layers.Concatenate()(outputs))
+model.compile("sgd", loss="mse")
+model.fit(np.array([[0, 1]]), np.zeros([1, 6]), verbose=0)
+print(*(name for name in sys.modules if name.startswith("tf_layoutmap.")))
+""",
+        ],
+        check=True,
+        text=True,
+        capture_output=True,
+    )
+    modules = done.stdout.split()
+    assert "tf_layoutmap.embedding.host.backend" in modules
+    for other in (
+        "embedding.divided",
+        "embedding.host.multi_process",
+        "embedding.servers",
+        "embedding.tpu",
+        "layers.keras3.mesh",
+        "layout.keras3.variable",
+        "layout.ops",
+        "vocabulary.conversion",
+    ):
+        prefix = f"tf_layoutmap.{other}"
+        assert not [
+            module
+            for module in modules
+            if module == prefix or module.startswith(f"{prefix}.")
+        ]
+
+
 def test_every_public_name_exists():
     for name in tf_layoutmap.__all__:
         assert getattr(tf_layoutmap, name) is not None

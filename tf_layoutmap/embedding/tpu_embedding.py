@@ -25,15 +25,9 @@ from tf_layoutmap.embedding import (
 from tf_layoutmap.embedding.checkpointing import CheckpointHooks
 from tf_layoutmap.embedding.configs import config, open_tables, optimizer_specs
 from tf_layoutmap.embedding.configs import table_dtypes as dtypes
-from tf_layoutmap.embedding.divided import backend as divided_backend
-from tf_layoutmap.embedding.host import agreed_settings
 from tf_layoutmap.embedding.host import backend as host_backend
-from tf_layoutmap.embedding.host import tpu_backend as host_tpu_backend
-from tf_layoutmap.embedding.servers import backend as servers_backend
 from tf_layoutmap.embedding.state import EmbeddingState, StepMethods
 from tf_layoutmap.embedding.table_access import LayerAccess, TableAccess
-from tf_layoutmap.embedding.tpu import backend as tpu_backend
-from tf_layoutmap.embedding.tpu import config_proto
 from tf_layoutmap.vocabulary import first_values, open_vocabulary, shared
 
 if TYPE_CHECKING:
@@ -282,6 +276,9 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                 f"{type(strategy_replicas.strategy).__name__}."
             )
         if on_tpu:
+            from tf_layoutmap.embedding.tpu import backend as tpu_backend
+            from tf_layoutmap.embedding.tpu import config_proto
+
             _check_tpu_arguments(spec, partitioner, out_of_range)
             backend = tpu_backend.TPUBackend(
                 feature_config,
@@ -296,6 +293,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             )
         else:
             if strategy_replicas.has_processes:
+                from tf_layoutmap.embedding.host import agreed_settings
+
                 agreed_settings.check_agreed_settings(
                     strategy_replicas.strategy,
                     agreed_settings.describe_settings(
@@ -309,21 +308,17 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
                         },
                     ),
                 )
-            kind = (
-                functools.partial(
-                    servers_backend.ServersBackend, wire_dtype=wire_dtype
-                )
+            backend = _host_backend(
+                "servers"
                 if backend_name == "servers"
-                else functools.partial(
-                    divided_backend.DividedBackend,
-                    gradient_aggregation=gradient_aggregation,
-                )
+                else "sharded"
                 if over_processes == "sharded"
-                else host_tpu_backend.HostBackendOfTPU
+                else "tpu"
                 if beside_tpu
-                else host_backend.HostBackend
-            )
-            backend = kind(
+                else "host",
+                wire_dtype=wire_dtype,
+                gradient_aggregation=gradient_aggregation,
+            )(
                 feature_config,
                 spec,
                 strategy_replicas,
@@ -455,7 +450,35 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
         )
 
 
+def _host_backend(
+    kind: str, *, wire_dtype: str, gradient_aggregation: str
+) -> Any:
+    """Returns a function that creates a backend with tables on hosts.
+
+    Most programs use only `HostBackend`. The modules of the other backends are
+    imported when they are used, because their import takes as long as the
+    import of all other modules that an embedding requires.
+    """
+    if kind == "servers":
+        from tf_layoutmap.embedding.servers.backend import ServersBackend
+
+        return functools.partial(ServersBackend, wire_dtype=wire_dtype)
+    if kind == "sharded":
+        from tf_layoutmap.embedding.divided.backend import DividedBackend
+
+        return functools.partial(
+            DividedBackend, gradient_aggregation=gradient_aggregation
+        )
+    if kind == "tpu":
+        from tf_layoutmap.embedding.host.tpu_backend import HostBackendOfTPU
+
+        return HostBackendOfTPU
+    return host_backend.HostBackend
+
+
 def _check_one_core_per_replica(strategy: tf.distribute.Strategy):
+    from tf_layoutmap.embedding.tpu import config_proto
+
     num_cores = config_proto.num_cores_per_replica(strategy)
     if num_cores is not None and num_cores > 1:
         raise NotImplementedError(

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from tf_layoutmap._core import keras_private
-from tf_layoutmap.layout.keras3 import backend_ops
+from tf_layoutmap.layout.keras3.context import is_planning
 from tf_layoutmap.planning.step_graph import (
     Dim,
     Op,
@@ -187,7 +187,7 @@ def _trace(
     def call(values: list[Any], fed: list[Any]) -> None:
         traced.extend([values, fed])
         with (
-            backend_ops.is_planning.set_to(True),
+            is_planning.set_to(True),
             keras.StatelessScope(state_mapping=list(zip(variables, values))),
         ):
             call_model(model, _feed(fed.__getitem__, structure))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import tensorflow as tf
 
@@ -19,14 +19,12 @@ from tf_layoutmap.embedding import (
     changes,
     processes,
     replicas,
-    resizing,
     table_store,
 )
 from tf_layoutmap.embedding import steps as step_gradients
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.host import (
     base_backend,
-    multi_process,
     step_strings,
 )
 from tf_layoutmap.embedding.host import engine as host_engine
@@ -34,6 +32,9 @@ from tf_layoutmap.embedding.host.key_editor import EngineKeyEditor
 from tf_layoutmap.embedding.host.step_engine import StepEngine
 from tf_layoutmap.embedding.table_store import TableStore
 from tf_layoutmap.vocabulary import kept_strings, key_rows
+
+if TYPE_CHECKING:
+    from tf_layoutmap.embedding import resizing
 
 
 class HostBackend(base_backend.BaseBackend):
@@ -126,6 +127,8 @@ class HostBackend(base_backend.BaseBackend):
         self._store = self._store.with_tables(self._spec, variables)
         spec = self._shapes.fix_spec()
         if self._replicas.has_processes:
+            from tf_layoutmap.embedding.host import multi_process
+
             multi_process.broadcast_initial_values(
                 variables, self._replicas.strategy
             )
@@ -146,6 +149,8 @@ class HostBackend(base_backend.BaseBackend):
             "strings": self.strings,
         }
         if self._replicas.has_processes:
+            from tf_layoutmap.embedding.host import multi_process
+
             return multi_process.WorkerEngine(
                 spec, variables, self._replicas, **options
             )

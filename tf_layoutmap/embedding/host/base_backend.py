@@ -11,7 +11,7 @@ import abc
 import contextlib
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
 
@@ -20,12 +20,14 @@ from tf_layoutmap.embedding import (
     key_editor,
     processes,
     replicas,
-    resizing,
 )
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.host import batches, shapes
 from tf_layoutmap.embedding.table_store import TableStore, Variables
 from tf_layoutmap.vocabulary import kept_strings, key_rows
+
+if TYPE_CHECKING:
+    from tf_layoutmap.embedding import resizing
 
 
 class BaseBackend(abc.ABC):
@@ -123,6 +125,9 @@ class BaseBackend(abc.ABC):
         Raises:
           RuntimeError: If steps are in flight.
         """
+        # A program that does not resize tables does not need this module.
+        from tf_layoutmap.embedding import resizing
+
         call = f"`resize` of table {self._spec.tables[table].name!r}"
         group = self._store.group
         if group is not None:

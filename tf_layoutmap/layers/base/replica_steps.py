@@ -19,7 +19,6 @@ import tensorflow as tf
 from tf_layoutmap._core import strategies, tf_private
 from tf_layoutmap._core.strategies import HOST
 from tf_layoutmap.embedding import tables
-from tf_layoutmap.embedding.host import multi_process
 
 
 def has_replicas() -> bool:
@@ -72,6 +71,8 @@ def use_rows_of_first_process(table: Any) -> None:
     """
     strategy = tf.distribute.get_strategy()
     if strategies.has_processes(strategy):
+        from tf_layoutmap.embedding.host import multi_process
+
         multi_process.broadcast_initial_values(
             {table.name: {tables.PARAMETERS: table}}, strategy
         )

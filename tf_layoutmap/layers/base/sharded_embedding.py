@@ -590,7 +590,7 @@ class EmbeddingCore(LayerBase):
         """Writes the table as one array. The optimizer saves its own state."""
         if self._key_table is not None and self.built:
             self._key_table.save(store)
-        elif self.built and isinstance(self.embeddings, tables.TABLES):
+        elif self.built and weight_files.is_table(self.embeddings):
             weight_files.save_table(store, "0", self.embeddings)
         elif self.built:
             store["0"] = self.embeddings.numpy()
@@ -610,7 +610,7 @@ class EmbeddingCore(LayerBase):
                 f"The saved weights of layer {self.name!r} must be one "
                 f"table. Received: {sorted(store.keys())}."
             )
-        if isinstance(self.embeddings, tables.TABLES):
+        if weight_files.is_table(self.embeddings):
             weight_files.load_table(store, "0", self.embeddings)
         else:
             weight_files.check_table(store, "0", self.embeddings)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, MutableMapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
@@ -28,22 +28,16 @@ from tf_layoutmap.embedding.configs.optimizer_specs import (
     SlotSpec,
     read_optimizer,
 )
-from tf_layoutmap.embedding.servers import (
-    closure_trace,
-    joint_lookups,
-    step_ops,
-)
-from tf_layoutmap.embedding.servers.joint_lookups import LayerTable
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
 from tf_layoutmap.layers.base import replica_steps
-from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.sharded.routing.checks import known_size
 
-# Types of tables that `weight_files` saves and loads shard by shard.
-TABLES = (ShardedVariable, MeshVariable)
+if TYPE_CHECKING:
+    from tf_layoutmap.embedding.servers.joint_lookups import LayerTable, Update
+    from tf_layoutmap.embedding.servers.step_ops import StepOps
 
 
 class HostTable:
@@ -303,13 +297,15 @@ class ServersTable(HostTable):
         super().__init__(variable)
         self._rule = rule
         self._trained: LayerTable | None = None
-        self._ops: step_ops.StepOps | None = None
-        self._constraint_ops: step_ops.StepOps | None = None
+        self._ops: StepOps | None = None
+        self._constraint_ops: StepOps | None = None
 
     def look_up(
         self, ids: tf.Tensor, trained: Callable[[], LayerTable | None]
     ) -> tf.Tensor:
         """Returns the rows of `ids`; see `HostTable`."""
+        from tf_layoutmap.embedding.servers import joint_lookups
+
         if placeholders.placeholder_of(self._variable) is None:
             rows = joint_lookups.look_up(self._variable, ids, trained)
             if rows is not None:
@@ -318,11 +314,15 @@ class ServersTable(HostTable):
 
     def trained(self, slots: Sequence[ShardedVariable]) -> LayerTable:
         """Returns the table with the slot variables of its updates."""
+        from tf_layoutmap.embedding.servers import joint_lookups
+
         if self._trained is None or any(
             slot is not other
             for slot, other in zip(slots, self._trained.slots, strict=True)
         ):
-            self._trained = LayerTable(self._variable, self._rule, list(slots))
+            self._trained = joint_lookups.LayerTable(
+                self._variable, self._rule, list(slots)
+            )
         return self._trained
 
     def new_accumulator(self, initial_value: tf.Tensor, name: str) -> Any:
@@ -359,6 +359,8 @@ class ServersTable(HostTable):
         hyperparameters: tf.Tensor,
     ) -> None:
         """Applies one step to the rows of `ids`; see `HostTable`."""
+        from tf_layoutmap.embedding.servers import joint_lookups
+
         del optimizer
         update = joint_lookups.Update(
             self.trained(slots),
@@ -370,8 +372,10 @@ class ServersTable(HostTable):
         if not joint_lookups.defer_update(update):
             self._apply_alone(update)
 
-    def _apply_alone(self, update: joint_lookups.Update) -> None:
+    def _apply_alone(self, update: Update) -> None:
         """Creates the ops of an update of this table only."""
+        from tf_layoutmap.embedding.servers import joint_lookups
+
         if self._ops is None:
             with tf.init_scope():
                 self._ops = joint_lookups.make_ops([update.table])
@@ -382,18 +386,21 @@ class ServersTable(HostTable):
             [],
             [update.gradients],
             [update.hyperparameters],
-            closure_trace.token_to_apply(self._ops.applied_closures),
+            _token_to_apply(self._ops),
         )
 
     def constrain(
         self, ids: tf.Tensor, constraint: Callable[[tf.Tensor], tf.Tensor]
     ) -> None:
         """Applies `constraint` to the rows of `ids`."""
+        from tf_layoutmap.embedding.servers import joint_lookups
+
         if self._constraint_ops is None:
+            table = joint_lookups.LayerTable(
+                self._variable, _addition(self.name), ()
+            )
             with tf.init_scope():
-                self._constraint_ops = joint_lookups.make_ops(
-                    [LayerTable(self._variable, _addition(self.name), ())]
-                )
+                self._constraint_ops = joint_lookups.make_ops([table])
         step = self._constraint_ops
         unique_ids, _ = tf.unique(ids)
         # Each row has two contributions. The server adds the first one, and
@@ -414,12 +421,21 @@ class ServersTable(HostTable):
             fetched,
             [-tf.concat([difference, correction], axis=0)],
             [tf.constant([1.0, *_addition(self.name).constants])],
-            closure_trace.token_to_apply(step.applied_closures),
+            _token_to_apply(step),
         )
+
+
+def _token_to_apply(step: StepOps) -> Any:
+    """Returns the token of the closure that applies a step."""
+    from tf_layoutmap.embedding.servers import closure_trace
+
+    return closure_trace.token_to_apply(step.applied_closures)
 
 
 def _one_id_per_sample(ids: tf.Tensor) -> Any:
     """Returns a batch with one feature, in which each id is a sample."""
+    from tf_layoutmap.embedding.servers import joint_lookups
+
     return joint_lookups.one_id_per_sample([tf.cast(ids, tf.int64)])
 
 

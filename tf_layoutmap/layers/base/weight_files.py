@@ -20,13 +20,10 @@ from tf_layoutmap.embedding.configs import open_tables as open_specs
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.table_variable import shards_of
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
-from tf_layoutmap.layout.keras3.variable import MeshVariable
-from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing.checks import known_size, known_sizes
 from tf_layoutmap.vocabulary import (
     bucket_layout,
-    conversion,
     kept_strings,
     parts,
     shared,
@@ -34,6 +31,8 @@ from tf_layoutmap.vocabulary import (
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import Weights
+    from tf_layoutmap.layout.keras3.variable import MeshVariable
+    from tf_layoutmap.vocabulary.conversion import MovedRows
 
 # Part of the keys of arrays that contain the strings of vocabularies.
 _STRINGS = ".vocabulary_strings."
@@ -42,6 +41,16 @@ dtensor = tf.experimental.dtensor
 
 # Key of the variable that describes which tables share vocabularies.
 _OWNERS = "vocabulary_owners"
+
+
+def is_table(value: Any) -> bool:
+    """Returns whether `value` is a table of this package.
+
+    Tables are saved and loaded shard by shard.
+    """
+    from tf_layoutmap.layout.keras3.variable import MeshVariable
+
+    return isinstance(value, ShardedVariable | MeshVariable)
 
 
 def save_table(
@@ -73,6 +82,8 @@ def _shards(
         for start, shard in zip(table.partition.offsets, table.variables):
             yield (slice(start, start + known_size(shard)),), shard.numpy
         return
+    from tf_layoutmap.layout.mesh import transfer
+
     value = transfer.read_divided(table.divided_value)
     layout = table.layout
     if layout.mesh.num_local_devices() < layout.mesh.size:
@@ -108,6 +119,8 @@ def load_table(
                 tf.cast(value[start : start + known_size(shard)], shard.dtype)
             )
         return
+    from tf_layoutmap.layout.mesh import transfer
+
     shards = transfer.unique_shards(table.shape, table.layout)
     variable = table.divided_value
     variable.assign(
@@ -141,11 +154,7 @@ def _read_checked(store: Any, key: str, variable: Any) -> Any:
     if value is None or "dtype" in value.attrs:
         value = store[key]
     if tuple(value.shape) != tuple(variable.shape):
-        kind = (
-            "Table"
-            if isinstance(variable, ShardedVariable | MeshVariable)
-            else "Variable"
-        )
+        kind = "Table" if is_table(variable) else "Variable"
         raise ValueError(
             f"{kind} {variable.name!r} must be loaded from an array of shape "
             f"{tuple(variable.shape)}. Received: shape {tuple(value.shape)}."
@@ -266,7 +275,7 @@ class _MovedTable:
     name: str
     capacity: int
     num_rows: int
-    rows: conversion.MovedRows
+    rows: MovedRows
 
     def shape(self, name: str, saved: tuple[int, ...]) -> tuple[int, ...]:
         """Returns the shape of a variable with the new capacity."""
@@ -308,7 +317,7 @@ def _moved_tables(
     """
     moved_tables: dict[str, _MovedTable] = {}
     spec = LayerAccess(embedding).spec
-    moved: dict[int, conversion.MovedRows] = {}
+    moved: dict[int, MovedRows] = {}
     for number, table in enumerate(spec.tables):
         if table.vocabulary is None:
             continue
@@ -319,6 +328,8 @@ def _moved_tables(
             continue
         settings = embedding.vocabularies[spec.tables[owner].name].settings
         if owner not in moved:
+            from tf_layoutmap.vocabulary import conversion
+
             moved[owner] = conversion.move_vocabulary(
                 lambda name, owner=owner: store[f"{owner}.{name}"][...],
                 settings,

@@ -27,7 +27,7 @@ from tf_layoutmap.layers.keras3.row_optimizer import (
     unscaled,
 )
 from tf_layoutmap.layers.keras3.shard_slots import ShardOfTable
-from tf_layoutmap.layout.keras3 import backend_ops
+from tf_layoutmap.layout.keras3.context import is_planning
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.gradient import ShardedVariableGradient
 
@@ -132,7 +132,7 @@ class TableWeight(SavedAsTable, TrainsItself, keras.Variable):
         if passed is not None:
             return passed
         # The planner passes a placeholder.
-        if self._value is None or backend_ops.is_planning.get():
+        if self._value is None or is_planning.get():
             return super().value
         return self._value
 

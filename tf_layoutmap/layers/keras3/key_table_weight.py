@@ -11,7 +11,7 @@ from tf_layoutmap._core import keras_private, tf_private
 from tf_layoutmap.layers.base import steps as base_steps
 from tf_layoutmap.layers.base.key_table import KeyTable
 from tf_layoutmap.layers.keras3.step_weight import StepWeight
-from tf_layoutmap.layout.keras3 import backend_ops
+from tf_layoutmap.layout.keras3.context import is_planning
 
 
 class KeyTableWeight(StepWeight):
@@ -38,7 +38,7 @@ class KeyTableWeight(StepWeight):
         passed = keras_private.stateless_value(self)
         if passed is not None:
             return passed
-        if self._value is None or backend_ops.is_planning.get():
+        if self._value is None or is_planning.get():
             return super().value
         return self._table.open_rows
 

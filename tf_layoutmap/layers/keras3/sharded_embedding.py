@@ -27,11 +27,7 @@ from tf_layoutmap.layers.base import (
 from tf_layoutmap.layers.base.key_table import KeyTable
 from tf_layoutmap.layers.base.program_steps import ProgramSteps
 from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
-from tf_layoutmap.layers.keras3 import (
-    mesh_host_tables,
-    mesh_weights,
-    process_fit,
-)
+from tf_layoutmap.layers.keras3 import process_fit
 from tf_layoutmap.layers.keras3.host_weights import (
     CopiedWeight,
     ShardWeight,
@@ -39,19 +35,15 @@ from tf_layoutmap.layers.keras3.host_weights import (
     TableWeightOnTPU,
 )
 from tf_layoutmap.layers.keras3.key_table_weight import KeyTableWeight
-from tf_layoutmap.layers.keras3.mesh_host_tables import MeshKeys
 from tf_layoutmap.layers.keras3.row_optimizer import RowOptimizer
 from tf_layoutmap.layers.keras3.step_weight import StepWeight
-from tf_layoutmap.layout.keras3 import (
-    backend_ops,
-    embedding_rows,
-)
 from tf_layoutmap.layout.keras3 import context as mesh_context
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import InputShape, TensorLike, Weights
+    from tf_layoutmap.layers.keras3.mesh_host_tables import MeshKeys
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
@@ -258,9 +250,11 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 else KeyTableWeight(table)
             )
             return
+        from tf_layoutmap.layers.keras3 import mesh_host_tables
+
         with mesh_host_tables.creating_tables(context, self.name):
             table.build(None)
-        self._host_tables = MeshKeys(table)
+        self._host_tables = mesh_host_tables.MeshKeys(table)
         self._marks = mesh_host_tables.MeshStepWeight(
             self._host_tables, context, owner
         )
@@ -292,6 +286,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
                 "mesh, where the LayoutMap shards tables. Received: "
                 f"num_shards={self.num_shards} (layer {self.name!r})."
             )
+        from tf_layoutmap.layers.keras3 import mesh_weights
+
         if self.optimizer and self.embeddings_regularizer is not None:
             mesh_weights.check_regularizer(
                 self.embeddings_regularizer, self.name
@@ -318,6 +314,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         """Returns the reasons why the table cannot have the layout `axes`."""
         if self._key_table is not None:
             return []  # The table is on the host.
+        from tf_layoutmap.layers.keras3 import mesh_weights
+
         return mesh_weights.layout_problems(self, axes)
 
     @property
@@ -336,7 +334,7 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         self, inputs: TensorLike | tf.RaggedTensor | tf.SparseTensor
     ) -> tf.Tensor | tf.RaggedTensor:
         if (
-            backend_ops.is_planning.get()
+            mesh_context.is_planning.get()
             and self.optimizer
             and self._key_table is None
         ):
@@ -344,6 +342,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
             rows = tf.gather(self._embeddings.value, self._ids(inputs))
             return tf.cast(rows, self.compute_dtype)
         if self._host_tables is not None:
+            from tf_layoutmap.layers.keras3 import mesh_host_tables
+
             if not mesh_host_tables.runs_on_mesh():
                 return super().call(inputs)
             (rows,) = self._host_tables.rows_on_mesh(inputs, None)
@@ -396,6 +396,9 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         keras_version_guard.check_not_tf_keras(self, inputs)
 
     def _call_on_mesh(self, inputs: Any) -> Any:
+        from tf_layoutmap.layers.keras3 import mesh_weights
+        from tf_layoutmap.layout.keras3 import embedding_rows
+
         ids = (
             tf.convert_to_tensor(inputs)
             if not isinstance(inputs, tf.RaggedTensor | tf.SparseTensor)
@@ -448,6 +451,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def _add_loss_of_rows(self, ids: tf.Tensor) -> None:
         """Adds the regularizer's loss of the rows that a call looks up."""
         if self.embeddings_regularizer is not None:
+            from tf_layoutmap.layout.keras3 import embedding_rows
+
             self.add_loss(
                 self.embeddings_regularizer(
                     embedding_rows.distinct_rows(self._embeddings, ids)
@@ -478,6 +483,8 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
         if isinstance(inputs, StoredKeys):
             return key_table.is_not_padding(inputs)
         if self._host_tables is not None and isinstance(inputs, tf.Tensor):
+            from tf_layoutmap.layers.keras3 import mesh_host_tables
+
             return mesh_host_tables.mask_of(inputs, self._marks.mesh)
         is_sparse = isinstance(inputs, tf.SparseTensor) or getattr(
             inputs, "sparse", False

@@ -13,13 +13,13 @@ from tf_layoutmap.layers.base import (
     keras_version_guard,
 )
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
-from tf_layoutmap.layers.keras3 import mesh_host_tables, process_fit
-from tf_layoutmap.layers.keras3.mesh_host_tables import MeshFeatures
+from tf_layoutmap.layers.keras3 import process_fit
 from tf_layoutmap.layers.keras3.step_weight import StepWeight
 from tf_layoutmap.layout.keras3 import context as mesh_context
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import Features, InputShape, Weights
+    from tf_layoutmap.layers.keras3.mesh_host_tables import MeshFeatures
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")
@@ -111,9 +111,11 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
             self._steps.build()
             self._marks = StepWeight(self._steps)
         else:
+            from tf_layoutmap.layers.keras3 import mesh_host_tables
+
             with mesh_host_tables.creating_tables(context, self.name):
                 self._steps.build()
-            self._host_tables = MeshFeatures(self._steps)
+            self._host_tables = mesh_host_tables.MeshFeatures(self._steps)
             self._marks = mesh_host_tables.MeshStepWeight(
                 self._host_tables, context, owner
             )
@@ -139,13 +141,16 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
         weights: Features | None = None,
         training: bool | None = None,
     ) -> Any:
-        if self._host_tables is not None and mesh_host_tables.runs_on_mesh():
-            activations = self._host_tables.rows_on_mesh(inputs, weights)
-            return self._cast(
-                tf.nest.pack_sequence_as(
-                    self._steps.feature_config, activations
+        if self._host_tables is not None:
+            from tf_layoutmap.layers.keras3 import mesh_host_tables
+
+            if mesh_host_tables.runs_on_mesh():
+                activations = self._host_tables.rows_on_mesh(inputs, weights)
+                return self._cast(
+                    tf.nest.pack_sequence_as(
+                        self._steps.feature_config, activations
+                    )
                 )
-            )
         if not keras_private.is_abstract():
             return super().call(inputs, weights, training)
         if (

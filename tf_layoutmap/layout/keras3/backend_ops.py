@@ -8,11 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import keras_private
-from tf_layoutmap.layout.keras3.context import context_of
+from tf_layoutmap.layout.keras3.context import context_of, is_planning
 from tf_layoutmap.layout.keras3.variable import MeshVariable
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh, axes_of_layout
-from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.ops import (
     corrections,
     einsum_axes,
@@ -23,10 +22,6 @@ from tf_layoutmap.layout.ops import (
 from tf_layoutmap.layout.replication import traces
 
 dtensor = tf.experimental.dtensor
-
-# Whether the planner calls a model to read its operations. Models on a mesh and
-# other models must then have the same operations.
-is_planning: ThreadValue[bool] = ThreadValue(False)
 
 
 def cudnn_ok(original: Callable[..., bool], *args: Any, **kwargs: Any) -> bool:

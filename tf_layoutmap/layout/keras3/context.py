@@ -19,9 +19,14 @@ from tf_layoutmap.layout import assignments
 from tf_layoutmap.layout.keras3 import initial_values
 from tf_layoutmap.layout.mesh.device_mesh import Layout
 from tf_layoutmap.layout.mesh.errors import LayoutMapWarning
+from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.variable_names import LayerList, ObjectPaths
 
 _active = threading.local()
+
+# Whether the planner calls a model to read its operations. Models on a mesh and
+# other models must then have the same operations.
+is_planning: ThreadValue[bool] = ThreadValue(False)
 
 
 class Registry:

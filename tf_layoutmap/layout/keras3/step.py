@@ -24,7 +24,6 @@ import tensorflow as tf
 from tf_layoutmap._core import keras_private, tf_private
 from tf_layoutmap.layout import assignments, mesh_step
 from tf_layoutmap.layout.keras3 import (
-    backend_ops,
     host_layers,
     host_lookups,
     image_channels,
@@ -35,6 +34,7 @@ from tf_layoutmap.layout.keras3.context import (
     active_context,
     context_of,
     context_of_model,
+    is_planning,
 )
 from tf_layoutmap.layout.keras3.variable import building_for_step, keeping_trace
 from tf_layoutmap.layout.mesh import shard_map, tracing, transfer
@@ -136,7 +136,7 @@ def call_function(
         and keras_private.is_abstract()
         and (
             active_context() is not None
-            or backend_ops.is_planning.get()
+            or is_planning.get()
             or any(map(context_of, keras_private.name_scope_callers()))
         )
     ):
