@@ -36,6 +36,7 @@ RUNTIME_TYPES = {
     "HostStore",
     "HostTable",
     "KeyStepOps",
+    "KeyTable",
     "MeshTable",
     "ProcessStore",
     "ServerStore",

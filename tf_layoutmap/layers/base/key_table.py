@@ -354,7 +354,7 @@ class KeyTable:
         """Whether TPU programs contain the steps, which have one call each."""
         return self.access.has_ordered_steps
 
-    # Interface of the mark weight (`steps.StepCommitHook`).
+    # Interface of the mark weight (`mark_weights.MarkedTables`).
 
     @property
     def mark_shape(self) -> tuple[int, ...]:
@@ -402,6 +402,11 @@ class KeyTable:
         )
 
     # Saved state.
+
+    @property
+    def unlisted(self) -> str:
+        """Why the table is not a weight in tf_keras."""
+        return "with an open vocabulary"
 
     @property
     def has_copies(self) -> bool:

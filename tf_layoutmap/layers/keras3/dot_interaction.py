@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tf_layoutmap.layers.base import keras_version_guard
-from tf_layoutmap.layers.base.dot_interaction import DotInteractionCore
+from tf_layoutmap.layers.base.interactions import DotInteractionCore
 
 
 @keras.saving.register_keras_serializable("tf_layoutmap")

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, tf_private
-from tf_layoutmap.layers.base import steps as base_steps
+from tf_layoutmap.layers.base import mark_weights
 from tf_layoutmap.layers.base.key_table import KeyTable
 from tf_layoutmap.layers.keras3.step_weight import StepWeight
 from tf_layoutmap.layout.keras3.context import is_planning
@@ -50,7 +50,7 @@ class KeyTableWeight(StepWeight):
 
     def numpy(self) -> np.ndarray:
         """Returns the rows, with a copy of the keys, for `get_weights`."""
-        return base_steps.marks_with_tables(
+        return mark_weights.marks_with_tables(
             self._table, self._table.rows.numpy()
         )
 

@@ -18,7 +18,8 @@ import tensorflow as tf
 from tf_layoutmap._core import function_traces, keras_private, ops, tf_private
 from tf_layoutmap.layers.base import key_table
 from tf_layoutmap.layers.base.key_table import KeyTable
-from tf_layoutmap.layers.base.steps import EmbeddingSteps, StepCommitHook
+from tf_layoutmap.layers.base.mark_weights import MarkedTables
+from tf_layoutmap.layers.base.steps import EmbeddingSteps
 from tf_layoutmap.layers.base.tables import HOST
 from tf_layoutmap.layers.keras3.step_weight import StepWeight
 from tf_layoutmap.layout.keras3 import context as mesh_context
@@ -62,7 +63,7 @@ class MeshHostTables:
 
     weight: MeshStepWeight
 
-    def __init__(self, tables: StepCommitHook):
+    def __init__(self, tables: MarkedTables):
         """Creates the object; the weight sets itself."""
         self._tables = tables
         # Whether a step has started and not finished, for example because it

@@ -16,8 +16,11 @@ import tensorflow as tf
 
 from tf_layoutmap._core import accumulation, keras_private, patches
 from tf_layoutmap.embedding.configs.optimizer_specs import OptimizerSpec
-from tf_layoutmap.layers.base import model_optimizer, replica_steps
-from tf_layoutmap.layers.base import steps as base_steps
+from tf_layoutmap.layers.base import (
+    mark_weights,
+    model_optimizer,
+    replica_steps,
+)
 from tf_layoutmap.layers.base.model_optimizer import FollowsModel, ModelStep
 from tf_layoutmap.layers.base.row_optimizer import RowUpdates
 from tf_layoutmap.layers.base.tables import HOST
@@ -220,7 +223,7 @@ class TrainsItself(TakesGradients):
 
     def missing_gradient_error(self) -> str:
         """Returns the error message for a step without a gradient."""
-        return base_steps.missing_gradient_message(self.path, ())
+        return mark_weights.missing_gradient_message(self.path, ())
 
     def accumulate(
         self, gradient: Any, steps: int, is_last: Any, position: Any

@@ -1,7 +1,7 @@
 """Mark weights of Keras 3 layers.
 
 A layer has a mark weight if an engine trains its tables; see
-`layers.base.steps`.
+`layers.base.mark_weights`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, strategies
-from tf_layoutmap.layers.base import steps as base_steps
-from tf_layoutmap.layers.base import weight_files
-from tf_layoutmap.layers.base.steps import StepCommitHook
+from tf_layoutmap.layers.base import mark_weights, weight_files
+from tf_layoutmap.layers.base.mark_weights import MarkedTables
 from tf_layoutmap.layers.keras3.row_optimizer import (
     TakesGradients,
     check_not_stateless,
@@ -32,7 +31,7 @@ class StepWeight(TakesGradients, keras.Variable):
     applies the step to the tables.
     """
 
-    def __init__(self, steps: StepCommitHook, *, name: str = "marks"):
+    def __init__(self, steps: MarkedTables, *, name: str = "marks"):
         """Creates the weight, which passes the sums of marks to `steps`."""
         self._steps = steps
         # Maps each replica to the sum of its accumulated gradients.
@@ -60,13 +59,13 @@ class StepWeight(TakesGradients, keras.Variable):
 
     def missing_gradient_error(self) -> str:
         """Returns the error message for a step without a gradient."""
-        return base_steps.missing_gradient_message(
+        return mark_weights.missing_gradient_message(
             self._steps.layer_name, self._steps.table_names
         )
 
     def numpy(self) -> np.ndarray:
         """Returns zeros that hold a copy of the tables, for `get_weights`."""
-        return base_steps.marks_with_tables(self._steps)
+        return mark_weights.marks_with_tables(self._steps)
 
     def assign(self, value: Any) -> Any:
         """Applies a step to the tables, with a sum of marks as `value`.
@@ -80,7 +79,7 @@ class StepWeight(TakesGradients, keras.Variable):
         """
         optimizer = keras_private.applying_optimizer()
         if optimizer is None:
-            copied = base_steps.tables_in(value)
+            copied = mark_weights.tables_in(value)
             if copied is None:
                 raise RuntimeError(
                     weight_files.set_weights_error(self._steps.layer_name)

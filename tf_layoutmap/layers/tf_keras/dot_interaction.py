@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras
 
 from tf_layoutmap.layers.base import keras_version_guard
-from tf_layoutmap.layers.base.dot_interaction import DotInteractionCore
+from tf_layoutmap.layers.base.interactions import DotInteractionCore
 
 
 @tf_keras.saving.register_keras_serializable("tf_layoutmap")

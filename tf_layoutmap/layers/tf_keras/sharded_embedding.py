@@ -19,8 +19,8 @@ from tf_layoutmap.layers.base import (
     input_ids,
     keras_version_guard,
     key_table,
+    mark_weights,
     row_gradients,
-    steps,
     tables,
     weight_files,
 )
@@ -73,7 +73,7 @@ class TrainedTable(SelfTrained, ShardedVariable):
 
     def missing_gradient_error(self) -> str:
         """Returns the error message for a step without a gradient."""
-        return steps.missing_gradient_message(self.name, ())
+        return mark_weights.missing_gradient_message(self.name, ())
 
     def apply_gradient(self, gradient: tf.Tensor | tf.IndexedSlices) -> None:
         """Applies a step to the table.
@@ -173,7 +173,7 @@ class OpenTable(SelfTrained, row_gradients.OpenRows):
 
     def missing_gradient_error(self) -> str:
         """Returns the error message for a step without a gradient."""
-        return steps.missing_gradient_message(
+        return mark_weights.missing_gradient_message(
             self._table.layer_name, self._table.table_names
         )
 
@@ -195,7 +195,9 @@ class OpenTable(SelfTrained, row_gradients.OpenRows):
 
     def numpy(self, **kwargs: Any) -> np.ndarray:
         """Returns the rows, with a copy of the keys, for `get_weights`."""
-        return steps.marks_with_tables(self._table, super().numpy(**kwargs))
+        return mark_weights.marks_with_tables(
+            self._table, super().numpy(**kwargs)
+        )
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         """Restores the table from the copy that an array holds.
@@ -204,7 +206,7 @@ class OpenTable(SelfTrained, row_gradients.OpenRows):
           RuntimeError: If the array is not a result of `numpy`.
         """
         del args, kwargs
-        copied = steps.tables_in(value)
+        copied = mark_weights.tables_in(value)
         if copied is None:
             raise RuntimeError(
                 weight_files.set_weights_error(self._table.layer_name)

@@ -1,12 +1,12 @@
 """`TPUEmbedding` for tf_keras models.
 
 `StepVariable` is the class of mark weights. A layer has a mark weight if an
-engine trains its tables; see `layers.base.steps`.
+engine trains its tables; see `layers.base.mark_weights`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -16,16 +16,32 @@ from tf_layoutmap._core import patches, tf_keras_private, tf_private
 from tf_layoutmap.embedding.table_variable import strategy_in_scope
 from tf_layoutmap.layers.base import (
     keras_version_guard,
-    key_table,
+    mark_weights,
     weight_files,
 )
-from tf_layoutmap.layers.base import steps as base_steps
-from tf_layoutmap.layers.base.steps import EmbeddingSteps
+from tf_layoutmap.layers.base.mark_weights import MarkedTables
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 from tf_layoutmap.layers.tf_keras.patches import SelfTrained
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import Features, InputShape
+
+
+class LayerTables(MarkedTables, Protocol):
+    """The tables of a layer, an `EmbeddingSteps` or a `KeyTable`."""
+
+    @property
+    def unlisted(self) -> str | None:
+        """Why the tables are not weights. None: they are weights.
+
+        The text follows "tables" in messages.
+        """
+        ...
+
+    @property
+    def has_ordered_steps(self) -> bool:
+        """Whether TPU programs contain the steps, which have one call each."""
+        ...
 
 
 class StepMethods(SelfTrained):
@@ -37,7 +53,7 @@ class StepMethods(SelfTrained):
 
     # The layer's `EmbeddingSteps` or `KeyTable`. The method `create` sets this
     # attribute, which is not a part of the variable's value.
-    steps: key_table.KeyTable | EmbeddingSteps
+    steps: LayerTables
 
     if TYPE_CHECKING:
         name: str
@@ -56,7 +72,7 @@ class StepMethods(SelfTrained):
         del args, kwargs
         if self.unlisted_tables() is None:
             return self
-        copied = base_steps.tables_in(value)
+        copied = mark_weights.tables_in(value)
         if copied is None:
             raise RuntimeError(
                 weight_files.set_weights_error(self.steps.layer_name)
@@ -72,23 +88,17 @@ class StepMethods(SelfTrained):
         if self.unlisted_tables() is None:
             variable: Any = super()
             return variable.numpy()
-        return base_steps.marks_with_tables(self.steps)
+        return mark_weights.marks_with_tables(self.steps)
 
     def missing_gradient_error(self) -> str:
         """Returns the error message for a step without a gradient."""
-        return base_steps.missing_gradient_message(
+        return mark_weights.missing_gradient_message(
             self.steps.layer_name, self.steps.table_names
         )
 
     def unlisted_tables(self) -> str | None:
         """Returns why the tables are not weights; None if they are weights."""
-        if isinstance(self.steps, key_table.KeyTable):
-            return "with an open vocabulary"
-        if self.steps.is_on_tpu:
-            return "on a TPU"
-        return (
-            "sharded over processes" if self.steps.access.is_sharded else None
-        )
+        return self.steps.unlisted
 
     def apply_gradient(self, gradient: tf.Tensor) -> None:
         """Applies a step to the tables. The optimizer calls this method."""
@@ -129,7 +139,7 @@ class StepVariable(StepMethods, tf_private.ResourceVariable):
     @classmethod
     def create(
         cls,
-        steps: key_table.KeyTable | EmbeddingSteps,
+        steps: LayerTables,
     ) -> StepVariable:
         """Creates the weight for the strategy of the current scope."""
         with tf.device(steps.variable_device):
@@ -143,7 +153,7 @@ class StepVariable(StepMethods, tf_private.ResourceVariable):
         return variable
 
 
-def create_marks(steps: key_table.KeyTable | EmbeddingSteps) -> Any:
+def create_marks(steps: LayerTables) -> Any:
     """Creates a mark weight for the strategy of the current scope.
 
     A TPU program cannot read a variable of the host. The strategy therefore
