@@ -74,7 +74,7 @@ print(*(name for name in sys.modules if name.startswith("tf_layoutmap.")))
     modules = done.stdout.split()
     assert "tf_layoutmap.embedding.host.backend" in modules
     for other in (
-        "embedding.divided",
+        "embedding.process_sharded",
         "embedding.host.multi_process",
         "embedding.servers",
         "embedding.tpu",

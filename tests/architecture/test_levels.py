@@ -111,7 +111,7 @@ LEVELS = {
     "embedding.inspection": 6,
     "embedding.host": 7,
     "embedding.tpu": 7,
-    "embedding.divided": 8,
+    "embedding.process_sharded": 8,
     "embedding.servers": 8,
     "embedding": 8,
     "embedding.tpu_embedding": 9,

@@ -20,16 +20,16 @@ PACKAGE = ROOT / "tf_layoutmap"
 STORES = {
     "embedding/table_store.py",
     "embedding/servers/tables.py",
-    "embedding/divided/tables.py",
+    "embedding/process_sharded/tables.py",
 }
 
 # Classes whose objects exist on one runtime only.
 RUNTIME_TYPES = {
     "CopiedCount",
-    "DividedBackend",
-    "DividedEngine",
-    "DividedNumbers",
-    "DividedTable",
+    "ProcessShardedBackend",
+    "ProcessShardedEngine",
+    "ProcessShardedNumbers",
+    "ProcessShardedTable",
     "HostBackend",
     "HostBackendOfTPU",
     "HostEngine",

@@ -41,7 +41,7 @@ _HOMES = {
     "tf_keras_ps": "tf_layoutmap.ps.tf_keras_replacements",
     "ps_exit": "tf_layoutmap.ps.replacements",
     "ps_calls": "tf_layoutmap.ps.replacements",
-    "sharded_tables": "tf_layoutmap.embedding.divided.replacements",
+    "sharded_tables": "tf_layoutmap.embedding.process_sharded.replacements",
     "memory": "tf_layoutmap._core.freed_gradients",
     "table_gradients": "tf_layoutmap.sharded.replacements",
     "function_traces": "tf_layoutmap._core.function_traces",

@@ -2,5 +2,5 @@
 
 Start at `tpu_embedding.py`, which defines `TPUEmbedding`. `configs` reads the
 configuration, and `backend.py` defines the interface of the backends. The
-packages `tpu`, `host`, `divided` and `servers` each contain one backend.
+packages `tpu`, `host`, `process_sharded` and `servers` each contain one backend.
 """

@@ -5,7 +5,7 @@ Each backend runs the steps in a different way:
 - `host/backend.py` uses the host engine.
 - `host/tpu_backend.py` uses the host engine beside a TPU.
 - `tpu/backend.py` uses TensorFlow's TPU operations.
-- `divided/backend.py` uses tables that are sharded over processes.
+- `process_sharded/backend.py` uses tables that are sharded over processes.
 - `servers/backend.py` uses parameter servers.
 
 Code that uses a backend depends only on the protocols in this module.

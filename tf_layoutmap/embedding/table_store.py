@@ -7,8 +7,8 @@ returns the results of all parts. Code that uses tables outside of steps is
 written once with these methods, and does not depend on the runtime.
 
 `HostStore` is the store of tables in this process. `servers/tables.py` and
-`divided/tables.py` contain the stores of tables on servers, and of tables that
-are sharded over processes.
+`process_sharded/tables.py` contain the stores of tables on servers, and of
+tables that are sharded over processes.
 """
 
 from __future__ import annotations

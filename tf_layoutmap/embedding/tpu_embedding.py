@@ -464,10 +464,12 @@ def _host_backend(
 
         return functools.partial(ServersBackend, wire_dtype=wire_dtype)
     if kind == "sharded":
-        from tf_layoutmap.embedding.divided.backend import DividedBackend
+        from tf_layoutmap.embedding.process_sharded.backend import (
+            ProcessShardedBackend,
+        )
 
         return functools.partial(
-            DividedBackend, gradient_aggregation=gradient_aggregation
+            ProcessShardedBackend, gradient_aggregation=gradient_aggregation
         )
     if kind == "tpu":
         from tf_layoutmap.embedding.host.tpu_backend import HostBackendOfTPU

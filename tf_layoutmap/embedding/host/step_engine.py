@@ -2,7 +2,8 @@
 
 - `HostEngine` runs the steps of one process.
 - `WorkerEngine` runs the steps of several processes with copies of all tables.
-- `DividedEngine` runs the steps of several processes with sharded tables.
+- `ProcessShardedEngine` runs the steps of several processes with sharded
+  tables.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from tests import processes, strategies
-from tests.embedding.divided import keys_program as program
 from tests.embedding.host import open_tables_program as plan
+from tests.embedding.process_sharded import keys_program as program
 from tests.embedding.servers import local
 
 NUM_STEPS = 8

@@ -1,6 +1,6 @@
 """Network traffic and memory of tables that are sharded over processes.
 
-    python -m benchmarks.divided_tables [--processes 2 4]
+    python -m benchmarks.process_sharded_tables [--processes 2 4]
 
 The program starts three groups of processes on this machine: with replicated
 tables, with sharded tables, and with sharded tables and folded gradients. All
@@ -147,7 +147,7 @@ def run_group(way: str, size: int, ids_per_sample: int) -> str:
                 [
                     sys.executable,
                     "-m",
-                    "benchmarks.divided_tables",
+                    "benchmarks.process_sharded_tables",
                     "--as_process",
                     way,
                     f"--ids_per_sample={ids_per_sample}",

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tf_layoutmap.embedding.configs import config
-from tf_layoutmap.embedding.divided import backend
+from tf_layoutmap.embedding.process_sharded import backend
 
 tpu = tf.tpu.experimental.embedding
 
@@ -13,7 +13,7 @@ tpu = tf.tpu.experimental.embedding
 def create_backend(**changed):
     feature = tpu.FeatureConfig(tpu.TableConfig(8, 2, name="words"))
     spec, _ = config.read_feature_config([("word", feature)], tpu.SGD(0.1))
-    return backend.DividedBackend(
+    return backend.ProcessShardedBackend(
         [feature],
         changed.pop("spec", spec),
         None,

@@ -1,6 +1,7 @@
 """One process of a group that changes gradients before it applies them.
 
-    python -m tests.embedding.divided.changed_gradients_program FOLDER HOW
+    python -m tests.embedding.process_sharded.changed_gradients_program \
+        FOLDER HOW
 
 test_changed_gradients.py starts the processes.
 """

@@ -9,10 +9,10 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests import covering, processes, strategies
 from tests.embedding import stock_class
-from tests.embedding.divided import faults, program, stock_program
 from tests.embedding.host import multi_process_program as plan
+from tests.embedding.process_sharded import faults, program, stock_program
 from tf_layoutmap.embedding.configs import config, optimizer_specs
-from tf_layoutmap.embedding.divided import step_exchange
+from tf_layoutmap.embedding.process_sharded import step_exchange
 
 NUM_STEPS = 5
 # Starting the processes takes most of the time of a test.

@@ -20,7 +20,7 @@ _CHUNK = 2**18
 
 
 class TableShard(Protocol):
-    """The rows of a sharded table in this process; see `DividedTable`.
+    """The rows of a sharded table in this process; see `ProcessShardedTable`.
 
     Attributes:
       name: Name of the table.
@@ -56,7 +56,7 @@ class RowTransfer:
         return self._background
 
     def gather(self, table: TableShard) -> Iterator[tuple[int, tf.Tensor]]:
-        """Sends all rows to the first process; see `DividedTable.gather`."""
+        """Sends all rows to the first process, in blocks."""
         for block in self._interleaved_blocks(table):
             if self._group.rank == 0:
                 yield block
@@ -89,7 +89,7 @@ class RowTransfer:
     def blocks(
         self, table: TableShard, rows_at_once: int
     ) -> Iterator[tf.Tensor]:
-        """Yields all rows in order, in blocks; see `DividedTable.blocks`."""
+        """Yields all rows in order, in blocks, in all processes."""
         offsets = table.row_partition.offsets
         for begin, end in itertools.pairwise(offsets):
             for first in range(begin, end, rows_at_once):
@@ -115,7 +115,7 @@ class RowTransfer:
         return parts[0] if len(parts) == 1 else tf.concat(parts, 0)
 
     def sparse_read(self, table: TableShard, ids: tf.Tensor) -> tf.Tensor:
-        """Returns rows of a table; see `DividedTable.sparse_read`.
+        """Returns rows of a table; see `ProcessShardedTable.sparse_read`.
 
         Args:
           table: The table.

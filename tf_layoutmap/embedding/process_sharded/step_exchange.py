@@ -30,9 +30,9 @@ from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import steps
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.configs import config
-from tf_layoutmap.embedding.divided import key_exchange
-from tf_layoutmap.embedding.divided.tables import DividedTable
 from tf_layoutmap.embedding.host import engine, multi_process, process_checks
+from tf_layoutmap.embedding.process_sharded import key_exchange
+from tf_layoutmap.embedding.process_sharded.tables import ProcessShardedTable
 from tf_layoutmap.embedding.processes import Processes
 
 
@@ -384,7 +384,7 @@ class StepExchange:
         """
         self._spec = spec
         self._local_spec = local_spec
-        self._tables: list[DividedTable] = [
+        self._tables: list[ProcessShardedTable] = [
             variables[table.name][embedding_tables.PARAMETERS]
             for table in spec.tables
         ]

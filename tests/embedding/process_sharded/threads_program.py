@@ -1,6 +1,6 @@
 """One process of a group that counts its threads while it trains and reads.
 
-    python -m tests.embedding.divided.threads_program FOLDER HOW
+    python -m tests.embedding.process_sharded.threads_program FOLDER HOW
 
 test_threads.py starts the processes.
 """
@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-from tests.embedding.divided import deltas_program as plan
+from tests.embedding.process_sharded import deltas_program as plan
 
 NUM_CALLS = 40
 

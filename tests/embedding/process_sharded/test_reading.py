@@ -10,8 +10,8 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests import processes, strategies
 from tests.deltas import cases
-from tests.embedding.divided import deltas_program as plan
-from tests.embedding.divided import tables_program as program
+from tests.embedding.process_sharded import deltas_program as plan
+from tests.embedding.process_sharded import tables_program as program
 
 # Starting the processes takes most of the time of a test.
 DEADLINE_SECONDS = 240

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from benchmarks import divided_tables
+from benchmarks import process_sharded_tables
 from tests.files import snapshots
 from tf_layoutmap import partition
 from tf_layoutmap._core import patches
-from tf_layoutmap.embedding.divided import saving, tables
+from tf_layoutmap.embedding.process_sharded import saving, tables
 
 SHAPE = (11, 3)
 
@@ -31,7 +31,7 @@ class CountingTable:
         )
         self.num_gathered = 0
         row_partition = partition.RowPartition.div(SHAPE[0], 3)
-        self.table = tables.DividedTable(
+        self.table = tables.ProcessShardedTable(
             "words",
             tf.Variable(self._rows_of(row_partition, rank)),
             row_partition,
@@ -154,7 +154,7 @@ def test_a_large_checkpoint_has_larger_files(tmp_path, monkeypatch):
 @pytest.mark.exhaustive
 @pytest.mark.slow  # Two processes train tables of 410 MB.
 def test_a_save_does_not_increase_memory():
-    found = json.loads(divided_tables.run_group("exact", 2, 1))
+    found = json.loads(process_sharded_tables.run_group("exact", 2, 1))
     # The bound is below 205 MB, the size of half a table and its slot
     # variables. An earlier version added 308 MB.
     assert found["MB more while it saves"] < 150, found

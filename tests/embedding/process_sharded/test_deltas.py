@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests import processes
 from tests.deltas import cases
-from tests.embedding.divided import deltas_program as program
+from tests.embedding.process_sharded import deltas_program as program
 from tf_layoutmap.deltas.served import chain
 
 # Starting the processes takes most of the time of a test.

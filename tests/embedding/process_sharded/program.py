@@ -16,8 +16,8 @@ import sys
 import numpy as np
 import tensorflow as tf
 
-from tests.embedding.divided import checkpoints
 from tests.embedding.host import multi_process_program as plan
+from tests.embedding.process_sharded import checkpoints
 
 
 def own_rows(embedding):

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding import tables
-from tf_layoutmap.embedding.divided import saving
-from tf_layoutmap.embedding.divided.row_transfer import (
+from tf_layoutmap.embedding.process_sharded import saving
+from tf_layoutmap.embedding.process_sharded.row_transfer import (
     RowTransfer,
     replaced_message,
 )
@@ -20,7 +20,7 @@ from tf_layoutmap.vocabulary.sharded_numbers import KIND, STEP
 Array = np.ndarray[Any, Any]
 
 
-class DividedNumbers(tf_private.Trackable):
+class ProcessShardedNumbers(tf_private.Trackable):
     """The statistics of a vocabulary whose keys are sharded over processes.
 
     Each process counts all steps. The other counts of a process include only
@@ -112,7 +112,7 @@ class DividedNumbers(tf_private.Trackable):
         )
 
     def gather(self) -> Iterator[tuple[int, tf.Tensor]]:
-        """Sends the total numbers to the first process; see `DividedTable`."""
+        """Sends the total numbers to the first process, as a table."""
         totals = self.numpy()
         if self._rank == 0:
             yield 0, tf.constant(totals)
@@ -134,13 +134,13 @@ class DividedNumbers(tf_private.Trackable):
         }
 
     def _copy_trackable_to_cpu(self, object_map):
-        # See `DividedTable`.
+        # See `ProcessShardedTable`.
         if self not in object_map:
             with tf.init_scope(), tf.device(tables.HOST):
                 block = tf_private.ResourceVariable(
                     tf.zeros_like(self.block), trainable=False, name=self.name
                 )
-            object_map[self] = DividedNumbers(
+            object_map[self] = ProcessShardedNumbers(
                 self.name, block, self._rank, self._transfer.in_background()
             )
         object_map[self].block.assign(self.block.read_value())
@@ -149,7 +149,7 @@ class DividedNumbers(tf_private.Trackable):
 class _Numbers(tf_private.SaveableObject):
     """A saveable that saves the totals, and restores the numbers."""
 
-    def __init__(self, numbers: DividedNumbers, key: str):
+    def __init__(self, numbers: ProcessShardedNumbers, key: str):
         self._numbers = numbers
         self._key = key
         spec = tf_private.SaveSpec(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests import processes
-from tests.embedding.divided import changed_gradients_program as program
+from tests.embedding.process_sharded import changed_gradients_program as program
 
 # Starting the processes takes most of the time of the test.
 DEADLINE_SECONDS = 240

@@ -1,8 +1,8 @@
 """One process that fits a tf_keras model with tables sharded over processes.
 
-python divided_program.py FOLDER HOW
+python process_sharded_program.py FOLDER HOW
 
-test_divided.py starts two of these processes. HOW is a value of
+test_process_sharded.py starts two of these processes. HOW is a value of
 `over_processes`. Each process writes the results of `fit` and `evaluate`, and
 the errors of unsupported calls. Process 0 also writes a checkpoint.
 """

@@ -25,23 +25,23 @@ from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import processes, replicas, steps, table_store
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.configs import config
-from tf_layoutmap.embedding.divided import (
-    key_exchange,
-    shard_keys,
-    step_exchange,
-    tables,
-)
 from tf_layoutmap.embedding.host import (
     engine,
     process_checks,
 )
 from tf_layoutmap.embedding.host.backend import HostBackend
 from tf_layoutmap.embedding.host.engine import HostEngine, OpenLookup
+from tf_layoutmap.embedding.process_sharded import (
+    key_exchange,
+    shard_keys,
+    step_exchange,
+    tables,
+)
 from tf_layoutmap.embedding.processes import Processes
 from tf_layoutmap.vocabulary import key_rows, key_tensors
 
 
-class DividedLookup(NamedTuple):
+class ProcessShardedLookup(NamedTuple):
     """An open lookup, which can receive gradients.
 
     Attributes:
@@ -57,7 +57,7 @@ class DividedLookup(NamedTuple):
     gradients: list[Sequence[tf.Tensor]]
 
 
-class DividedEngine:
+class ProcessShardedEngine:
     """An engine that applies the steps of all replicas to its local rows.
 
     Attributes:
@@ -172,7 +172,7 @@ class DividedEngine:
     def record_write(self, table: int, written: key_rows.RowsToWrite) -> None:
         """Does nothing, because `write` compares the arguments."""
 
-    def use_records_of(self, previous: DividedEngine) -> None:
+    def use_records_of(self, previous: ProcessShardedEngine) -> None:
         """Uses the record of restores of the engine before a resize."""
         self._exchange.restores = previous._exchange.restores
 
@@ -245,7 +245,9 @@ class DividedEngine:
         """Returns a check that all processes have the same learning rates."""
         return process_checks.check_rates(self._spec, hyperparameters, 1)
 
-    def open(self, replica: int, features: engine.StepInputs) -> DividedLookup:
+    def open(
+        self, replica: int, features: engine.StepInputs
+    ) -> ProcessShardedLookup:
         """Opens the lookups of this replica and of other processes.
 
         The keys of each replica are a separate step of the vocabularies, as for
@@ -256,7 +258,7 @@ class DividedEngine:
         # therefore protects the same rows from eviction as an engine that gets
         # the keys, and releases them after the update.
         steps = step.vocabulary_steps or [None] * len(inputs)
-        return DividedLookup(
+        return ProcessShardedLookup(
             [
                 self._local.open(other, received, vocabulary_steps=steps[other])
                 for other, received in enumerate(inputs)
@@ -265,7 +267,9 @@ class DividedEngine:
             [],
         )
 
-    def look_up(self, replica: int, lookup: DividedLookup) -> list[tf.Tensor]:
+    def look_up(
+        self, replica: int, lookup: ProcessShardedLookup
+    ) -> list[tf.Tensor]:
         """Returns the activations of an open lookup, one per feature."""
         return self._exchange.fetch(lookup.step)
 
@@ -277,7 +281,7 @@ class DividedEngine:
     def follow(
         self,
         replica: int,
-        lookup: DividedLookup,
+        lookup: ProcessShardedLookup,
         gradients: Sequence[tf.Tensor],
     ) -> tf.Tensor:
         """Stores the gradients of this replica and of other processes."""
@@ -375,7 +379,7 @@ def _local_spec(
     )
 
 
-class DividedBackend(HostBackend):
+class ProcessShardedBackend(HostBackend):
     """A backend in which each process stores one shard of each table."""
 
     is_sharded: ClassVar[bool] = True
@@ -439,8 +443,8 @@ class DividedBackend(HostBackend):
         self,
         spec: config.EmbeddingSpec,
         variables: dict[str, dict[str, Any]],
-    ) -> DividedEngine:
-        return DividedEngine(
+    ) -> ProcessShardedEngine:
+        return ProcessShardedEngine(
             spec,
             variables,
             self._owners,
@@ -451,9 +455,9 @@ class DividedBackend(HostBackend):
         )
 
     @property
-    def _sharded_engine(self) -> DividedEngine:
+    def _sharded_engine(self) -> ProcessShardedEngine:
         # `_make_engine` creates no other engine.
-        return cast(DividedEngine, self._started)
+        return cast(ProcessShardedEngine, self._started)
 
     def look_up(self, features: Any, weights: Any) -> list[tf.Tensor]:
         """Returns activations without gradients, one per feature."""

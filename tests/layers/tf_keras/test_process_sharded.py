@@ -13,7 +13,7 @@ pytest.importorskip(
     "tf_keras", reason="needs tf_keras: pip install --no-deps tf_keras"
 )
 
-from tests.layers.tf_keras import divided_program
+from tests.layers.tf_keras import process_sharded_program
 
 DEADLINE_SECONDS = 180
 
@@ -29,8 +29,8 @@ ERRORS = {
 @functools.cache
 def fit_with_two_replicas():
     """Returns the trained model, its losses and its tables."""
-    model, losses = divided_program.fit(strategies.mirrored(2))
-    embedding = divided_program.plan.embedding_of(model)
+    model, losses = process_sharded_program.fit(strategies.mirrored(2))
+    embedding = process_sharded_program.plan.embedding_of(model)
     tables = [one.numpy() for one in embedding.embedding_tables.values()]
     return model, losses, tables
 
@@ -40,7 +40,7 @@ def fit_with_two_replicas():
 @pytest.mark.parametrize("how", ["sharded", "replicated"])
 def test_fit_in_two_processes_equals_fit_with_two_replicas(how, tmp_path):
     processes.run_in_folder(
-        tmp_path, divided_program, how, seconds=DEADLINE_SECONDS
+        tmp_path, process_sharded_program, how, seconds=DEADLINE_SECONDS
     )
     model, losses, expected = fit_with_two_replicas()
     if how == "sharded":
@@ -52,7 +52,7 @@ def test_fit_in_two_processes_equals_fit_with_two_replicas(how, tmp_path):
             losses,
             1e-6,
         )
-    embedding = divided_program.plan.embedding_of(model)
+    embedding = process_sharded_program.plan.embedding_of(model)
     assert not np.array_equal(expected[0], np.zeros_like(expected[0]))
     for one in embedding.embedding_tables.values():
         one.assign(tf.zeros_like(one))
@@ -65,17 +65,17 @@ def test_fit_in_two_processes_equals_fit_with_two_replicas(how, tmp_path):
 
 def check_files(folder, model, expected):
     """Checks files that all processes write together."""
-    inputs = next(iter(divided_program.data()))[0]
+    inputs = next(iter(process_sharded_program.data()))[0]
     outputs = model(inputs)
     served = tf.saved_model.load(str(folder / "exported"))
     np.testing.assert_allclose(
         served.serve(inputs), outputs, rtol=1e-5, atol=1e-6
     )
-    other = divided_program.plan.compiled(strategies.mirrored(1))
+    other = process_sharded_program.plan.compiled(strategies.mirrored(1))
     other(inputs)
     for worker in range(2):
         other.load_weights(folder / f"own_{worker}" / "model.weights.h5")
-        embedding = divided_program.plan.embedding_of(other)
+        embedding = process_sharded_program.plan.embedding_of(other)
         tables = embedding.embedding_tables.values()
         for one, rows in zip(tables, expected, strict=True):
             np.testing.assert_array_equal(one.numpy(), rows)

@@ -1,7 +1,7 @@
 """Replaced names of TensorFlow, for tables that are sharded over processes."""
 
 from tf_layoutmap._core.patch_entry import TENSORFLOW, Patch
-from tf_layoutmap.embedding.divided import saving
+from tf_layoutmap.embedding.process_sharded import saving
 
 GROUP = "sharded_tables"
 
@@ -14,6 +14,6 @@ PATCHES: tuple[Patch, ...] = (
         "TensorFlow gathers all tables in memory before it writes the "
         "first table.",
         TENSORFLOW,
-        "tests/embedding/divided/test_divided.py",
+        "tests/embedding/process_sharded/test_process_sharded.py",
     ),
 )

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests.embedding.divided import checkpoints
+from tests.embedding.process_sharded import checkpoints
 from tf_layoutmap.deltas import parts
 
 tpu = tf.tpu.experimental.embedding

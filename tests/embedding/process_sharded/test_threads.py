@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests import processes
-from tests.embedding.divided import threads_program as program
+from tests.embedding.process_sharded import threads_program as program
 
 # Starting the processes takes most of the time of the test.
 DEADLINE_SECONDS = 240

@@ -2,8 +2,8 @@
 
     python faults.py FOLDER CASE
 
-test_divided.py starts the program. The program runs a step after the mistake
-and writes the error of the step to FOLDER.
+test_process_sharded.py starts the program. The program runs a step after the
+mistake and writes the error of the step to FOLDER.
 """
 
 import json

@@ -23,8 +23,8 @@ from tf_layoutmap.embedding import packing
 from tf_layoutmap.embedding import tables as embedding_tables
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.configs import open_tables as open_specs
-from tf_layoutmap.embedding.divided import shard_keys
 from tf_layoutmap.embedding.host import engine, open_tables, process_checks
+from tf_layoutmap.embedding.process_sharded import shard_keys
 from tf_layoutmap.embedding.processes import Processes
 from tf_layoutmap.sharded.routing import assertions
 from tf_layoutmap.vocabulary import key_tensors, parts

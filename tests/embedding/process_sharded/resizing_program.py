@@ -18,13 +18,16 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests.embedding.divided import checkpoints
-from tests.embedding.divided.keys_program import contents, error_of
-from tests.embedding.divided.tables_program import table_of
 from tests.embedding.host import open_tables_program as plan
+from tests.embedding.process_sharded import checkpoints
+from tests.embedding.process_sharded.keys_program import contents, error_of
+from tests.embedding.process_sharded.tables_program import table_of
 from tf_layoutmap.embedding import resizing
-from tf_layoutmap.embedding.divided.backend import DividedBackend
-from tf_layoutmap.embedding.divided.tables import DividedTable, ProcessStore
+from tf_layoutmap.embedding.process_sharded.backend import ProcessShardedBackend
+from tf_layoutmap.embedding.process_sharded.tables import (
+    ProcessShardedTable,
+    ProcessStore,
+)
 from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
 CAPACITY = 300
@@ -59,14 +62,14 @@ def failed_calls(embedding, strategy, worker):
         "no integer": lambda: items.resize(2.5),
         "in a function": tf.function(lambda: items.resize(24).num_kept),
         "no memory for keys": lambda: without_memory(
-            1, DividedTable, "empty_array"
+            1, ProcessShardedTable, "empty_array"
         ),
         "no memory for tables": lambda: without_memory(
             1, ProcessStore, "create"
         ),
         "no memory for rows": lambda: without_memory(1, resizing, "known_size"),
         "no memory for an engine": lambda: without_memory(
-            0, DividedBackend, "_make_engine"
+            0, ProcessShardedBackend, "_make_engine"
         ),
         "step in flight": with_step_in_flight,
     }

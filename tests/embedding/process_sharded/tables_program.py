@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tests.embedding.divided import checkpoints
-from tests.embedding.divided import deltas_program as plan
-from tf_layoutmap.embedding.divided import row_transfer
+from tests.embedding.process_sharded import checkpoints
+from tests.embedding.process_sharded import deltas_program as plan
+from tf_layoutmap.embedding.process_sharded import row_transfer
 from tf_layoutmap.serving import sources
 
 ASYNC = tf.train.CheckpointOptions(enable_async=True)

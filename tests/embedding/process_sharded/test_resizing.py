@@ -9,9 +9,9 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests import processes
 from tests.deltas import cases
-from tests.embedding.divided import keys_program
-from tests.embedding.divided import resizing_program as program
 from tests.embedding.host import open_tables_program as plan
+from tests.embedding.process_sharded import keys_program
+from tests.embedding.process_sharded import resizing_program as program
 
 # Starting the processes takes most of the time of the tests.
 DEADLINE_SECONDS = 180

@@ -1,7 +1,7 @@
 """Tables that are sharded over processes.
 
-In each process, `DividedTable` holds the rows of one shard. `ProcessStore`
-creates these objects.
+In each process, `ProcessShardedTable` holds the rows of one shard.
+`ProcessStore` creates these objects.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import tensorflow as tf
 from tf_layoutmap import partition
 from tf_layoutmap._core import patches, slice_specs, tf_private
 from tf_layoutmap.embedding import table_store, tables
-from tf_layoutmap.embedding.divided import saving
-from tf_layoutmap.embedding.divided.numbers import DividedNumbers
-from tf_layoutmap.embedding.divided.row_transfer import (
+from tf_layoutmap.embedding.process_sharded import saving
+from tf_layoutmap.embedding.process_sharded.numbers import ProcessShardedNumbers
+from tf_layoutmap.embedding.process_sharded.row_transfer import (
     RowTransfer,
     replaced_message,
 )
@@ -30,7 +30,7 @@ from tf_layoutmap.vocabulary.parts import NAMES, NUMBERS, Part
 Array = np.ndarray[Any, Any]
 
 
-class DividedTable(tf_private.Trackable):
+class ProcessShardedTable(tf_private.Trackable):
     """A table, or a variable with one row for each part of a table.
 
     Slot variables have one row for each row of the table. Variables of open
@@ -92,7 +92,7 @@ class DividedTable(tf_private.Trackable):
 
     def __repr__(self) -> str:
         return (
-            f"<DividedTable {self.name!r} shape={tuple(self.shape)} "
+            f"<ProcessShardedTable {self.name!r} shape={tuple(self.shape)} "
             f"dtype={self.dtype.name} rows={self.rows}>"
         )
 
@@ -288,7 +288,7 @@ class DividedTable(tf_private.Trackable):
                 block = tf_private.ResourceVariable(
                     tf.zeros_like(self.block), trainable=False, name=self.name
                 )
-            object_map[self] = DividedTable(
+            object_map[self] = ProcessShardedTable(
                 self.name,
                 block,
                 self.row_partition,
@@ -305,7 +305,7 @@ class _Rows(tf_private.SaveableObject):
     of its shard.
     """
 
-    def __init__(self, table: DividedTable, key: str):
+    def __init__(self, table: ProcessShardedTable, key: str):
         self._table = table
         self._key = key
         super().__init__(None, [self._spec("")], key)
@@ -550,14 +550,18 @@ class ProcessStore(table_store.TableStore):
 
     def _joined(
         self, name: str, variable: Any, cut: partition.RowPartition
-    ) -> DividedTable:
-        return DividedTable(
+    ) -> ProcessShardedTable:
+        return ProcessShardedTable(
             name, variable, cut, self.group.rank, self._transfer
         )
 
-    def _joined_numbers(self, name: str, copies: list[Any]) -> DividedNumbers:
+    def _joined_numbers(
+        self, name: str, copies: list[Any]
+    ) -> ProcessShardedNumbers:
         (block,) = copies
-        return DividedNumbers(name, block, self.group.rank, self._transfer)
+        return ProcessShardedNumbers(
+            name, block, self.group.rank, self._transfer
+        )
 
 
 def _encode(arrays: Sequence[Any]) -> bytes:

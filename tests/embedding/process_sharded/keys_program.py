@@ -26,8 +26,8 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests import processes
-from tests.embedding.divided import checkpoints
 from tests.embedding.host import open_tables_program as plan
+from tests.embedding.process_sharded import checkpoints
 from tf_layoutmap.vocabulary.stored_keys import StoredKeys
 
 tpu = tf.tpu.experimental.embedding
