@@ -65,7 +65,6 @@ class OpenTables:
         ]
         self._numbers = [number for number, _ in open_tables]
         self._state, self._shards, self._slots = [], [], []
-        slot_values = []
         for number, table in open_tables:
             by_name = variables[table.name]
             if open_specs.owner_of(spec, number) == number:
@@ -80,47 +79,20 @@ class OpenTables:
             self._shards.extend(tables.shards_of(by_name[tables.PARAMETERS]))
             for slot in table.slots:
                 self._slots.extend(tables.shards_of(by_name[slot.name]))
-                slot_values.append(slot.initial_value)
-        settings = [table.vocabulary.settings for _, table in open_tables]
-        values = [table.vocabulary.first_values for _, table in open_tables]
-        policies = [setting.policy() for setting in settings]
         self._attrs = {
             "open_tables": self._numbers,
             "vocabulary_of": [
                 self._numbers.index(open_specs.owner_of(spec, number))
                 for number in self._numbers
             ],
-            "has_unknown_row": [
-                setting.oov_embedding == "trainable" for setting in settings
-            ],
-            "admissions": [policy["admission"] for policy in policies],
-            "evictions": [policy["evict"] for policy in policies],
-            "policies": [
-                number for policy in policies for number in policy["policy"]
-            ],
-            "first_values": [value.kind for value in values],
-            "first_limits": [
-                limit for value in values for limit in value.limits
-            ],
-            "first_seeds": [value.seed for value in values],
-            "slot_values": slot_values,
+            **vocabulary_attrs([table for _, table in open_tables]),
         }
         self._dtypes = {
             number: row_dtypes(table) for number, table in open_tables
         }
-        # Functions that call `on_evict`, by table index and in the order of the
-        # tables.
-        self._reporters = {
-            number: evicted.teller(
-                table.vocabulary.settings.on_evict,
-                table.name,
-                [slot.name for slot in table.slots],
-                step_strings.store_of(spec, number, self._strings),
-            )
-            for number, table in open_tables
-            if reports_evicted
-            and table.vocabulary.settings.on_evict is not None
-        }
+        self._reporters = (
+            reporters_of(spec, self._strings) if reports_evicted else {}
+        )
         self._attrs.update(
             telling=[self._numbers.index(number) for number in self._reporters],
             Tevicted=[
@@ -260,7 +232,23 @@ def report_or_undo(
             raise
         return
 
-    def report_error(*tensors: tf.Tensor) -> str:
+    # The ops of the engine run in program order, so a later `dequeue` runs
+    # after the undo.
+    undo(error_of_report(report, values, outcome), raises=True)
+
+
+def error_of_report(
+    report: Callable[..., None], values: Sequence[tf.Tensor], outcome: str
+) -> tf.Tensor:
+    """Calls `report`, and returns its error message or an empty string.
+
+    Args:
+      report: Function that takes NumPy arrays.
+      values: Arguments of `report`, as tensors.
+      outcome: Sentence for the error message.
+    """
+
+    def call(*tensors: tf.Tensor) -> str:
         try:
             report(*(tensor.numpy() for tensor in tensors))
         except BaseException as error:
@@ -269,14 +257,56 @@ def report_or_undo(
             )
         return ""
 
-    # The ops of the engine run in program order, so a later `dequeue` runs
-    # after the undo.
-    undo(
-        tf.py_function(
-            tf_private.kept_by_graphs(report_error), values, tf.string
-        ),
-        raises=True,
+    return tf.py_function(
+        tf_private.kept_by_graphs(call), list(values), tf.string
     )
+
+
+def reporters_of(
+    spec: config.EmbeddingSpec,
+    strings: Mapping[str, kept_strings.KeptStrings],
+) -> dict[int, Callable[..., None]]:
+    """Returns functions that call `on_evict`, by index of the table.
+
+    Args:
+      spec: Tables and features.
+      strings: The strings of vocabularies that keep strings, by the name of the
+        table that owns the vocabulary.
+    """
+    return {
+        number: evicted.teller(
+            table.vocabulary.settings.on_evict,
+            table.name,
+            [slot.name for slot in table.slots],
+            step_strings.store_of(spec, number, strings),
+        )
+        for number, table in enumerate(spec.tables)
+        if table.vocabulary is not None
+        and table.vocabulary.settings.on_evict is not None
+    }
+
+
+def vocabulary_attrs(specs: Sequence[config.TableSpec]) -> dict[str, list[Any]]:
+    """Returns op attributes that describe the vocabularies of open tables."""
+    settings = [spec.vocabulary.settings for spec in specs]
+    values = [spec.vocabulary.first_values for spec in specs]
+    policies = [setting.policy() for setting in settings]
+    return {
+        "has_unknown_row": [
+            setting.oov_embedding == "trainable" for setting in settings
+        ],
+        "admissions": [policy["admission"] for policy in policies],
+        "evictions": [policy["evict"] for policy in policies],
+        "policies": [
+            number for policy in policies for number in policy["policy"]
+        ],
+        "first_values": [value.kind for value in values],
+        "first_limits": [limit for value in values for limit in value.limits],
+        "first_seeds": [value.seed for value in values],
+        "slot_values": [
+            slot.initial_value for spec in specs for slot in spec.slots
+        ],
+    }
 
 
 def kind_of_keys(

@@ -8,14 +8,13 @@ shards.
 from __future__ import annotations
 
 import dataclasses
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core import ops, tf_private
+from tf_layoutmap._core import ops
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.host import open_tables
 
@@ -136,20 +135,9 @@ class ShardKeys(open_tables.OpenTables):
           values: Keys, rows and values of slot variables.
         """
 
-        def call(*tensors: tf.Tensor) -> str:
-            try:
-                self._reporters[table](*(tensor.numpy() for tensor in tensors))
-            except BaseException as error:
-                return (
-                    f"`on_evict` raised {type(error).__name__}: {error}. The "
-                    "step was not enqueued.\n"
-                    + "".join(traceback.format_exception(error))
-                )
-            return ""
-
         return tf.ensure_shape(
-            tf.py_function(
-                tf_private.kept_by_graphs(call), list(values), tf.string
+            open_tables.error_of_report(
+                self._reporters[table], values, "The step was not enqueued"
             ),
             [],
         )

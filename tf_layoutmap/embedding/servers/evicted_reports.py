@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tf_layoutmap._core import ops
 from tf_layoutmap.embedding.configs import config
+from tf_layoutmap.embedding.host import open_tables
 from tf_layoutmap.embedding.servers import step_ops
-from tf_layoutmap.vocabulary import evicted
 
 # Approximate size of the keys and rows that one call of a server returns.
 _BLOCK_BYTES = 32 << 20
@@ -53,23 +53,14 @@ class EvictedReports:
           spec: Tables and features.
           servers: Servers with handles.
         """
-        self._reporters: dict[int, Callable[..., None]] = {}
-        self._dtypes: dict[int, list[tf.DType]] = {}
+        self._reporters = open_tables.reporters_of(spec, {})
+        self._dtypes = {
+            number: open_tables.row_dtypes(spec.tables[number])
+            for number in self._reporters
+        }
         self._shards: list[_Shard] = []
         # Several threads can save and evict at the same time.
         self._lock = threading.RLock()
-        for number, table in enumerate(spec.tables):
-            on_evict = table.vocabulary and table.vocabulary.settings.on_evict
-            if on_evict is None:
-                continue
-            slots = table.slots
-            self._reporters[number] = evicted.teller(
-                on_evict, table.name, [slot.name for slot in slots]
-            )
-            self._dtypes[number] = [
-                tf.as_dtype(table.dtype),
-                *(tf.float32 for _ in slots),
-            ]
         for server in servers:
             for piece, table in enumerate(server.tables):
                 if table not in self._reporters:

@@ -118,9 +118,6 @@ class KeyStepOps(step_ops.StepOps):
         table = self.spec.tables[number]
         by_name = self._variables[table.name]
         settings = table.vocabulary.settings
-        policy = settings.policy()
-        values = table.vocabulary.first_values
-        slots = table.slots
         if open_specs.owner_of(self.spec, number) == number:
             server.state.extend(
                 parts.in_order_of_ops(
@@ -132,6 +129,7 @@ class KeyStepOps(step_ops.StepOps):
             )
         num_shards = len(tables.shards_of(by_name[tables.PARAMETERS]))
         for name, attr_values in {
+            **open_tables.vocabulary_attrs([table]),
             "open_pieces": [place],
             "first_buckets": [_first_bucket(by_name, shard)],
             "vocabulary_buckets": [settings.num_buckets],
@@ -139,13 +137,6 @@ class KeyStepOps(step_ops.StepOps):
                 settings.oov_embedding == "trainable"
                 and shard + 1 == num_shards
             ],
-            "admissions": [policy["admission"]],
-            "evictions": [policy["evict"]],
-            "policies": policy["policy"],
-            "first_values": [values.kind],
-            "first_limits": values.limits,
-            "first_seeds": [values.seed],
-            "slot_values": [slot.initial_value for slot in slots],
         }.items():
             server.attrs[name].extend(attr_values)
 

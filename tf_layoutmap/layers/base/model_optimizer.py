@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import tensorflow as tf
 
@@ -177,7 +177,9 @@ class FollowsModel(RowUpdates):
         """Sets the table, whose slot variables `follow` creates later."""
         self._table = table
 
-    def _rate_of_model(self) -> Any:
+    @property
+    def learning_rate(self) -> Any:
+        """The current learning rate of the model's optimizer."""
         optimizer = self.model_optimizer
         if optimizer is None:
             raise AttributeError(
@@ -188,13 +190,18 @@ class FollowsModel(RowUpdates):
             )
         return optimizer.learning_rate
 
-    def _refuse_rate(self) -> NoReturn:
+    @learning_rate.setter
+    def learning_rate(self, value: object) -> None:
+        del value
         raise TypeError(
             'The learning rate of a layer with optimizer="model" is the '
             "learning rate of the model's optimizer; set "
             "`model.optimizer.learning_rate`, or create the layer with a "
             f"separate optimizer. Received: {self.name!r}."
         )
+
+    def _scalars(self) -> list[Any]:
+        return [self.iterations]
 
     def describe(self) -> str:
         """Returns the rule and the learning rate as text."""

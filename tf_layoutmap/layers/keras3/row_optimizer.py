@@ -99,19 +99,6 @@ class ModelRowOptimizer(FollowsModel, RowOptimizer):
     step looks up are updated.
     """
 
-    @property
-    def learning_rate(self) -> Any:
-        """The current learning rate of the model's optimizer."""
-        return self._rate_of_model()
-
-    @learning_rate.setter
-    def learning_rate(self, value: object) -> None:
-        del value
-        self._refuse_rate()
-
-    def _scalars(self) -> list[keras.Variable]:
-        return [self.iterations]
-
     def _uses_weight_decay(self, optimizer: Any) -> bool:
         return keras_private.uses_weight_decay(optimizer, self._table.variable)
 

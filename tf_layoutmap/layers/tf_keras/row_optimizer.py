@@ -104,19 +104,6 @@ class ModelRowOptimizer(FollowsModel, RowOptimizer):
     The class works like the class of the same name for Keras 3.
     """
 
-    @property
-    def learning_rate(self) -> Any:
-        """The current learning rate of the model's optimizer."""
-        return self._rate_of_model()
-
-    @learning_rate.setter
-    def learning_rate(self, value: object) -> None:
-        del value
-        self._refuse_rate()
-
-    def _scalars(self) -> list[tf.Variable]:
-        return [self.iterations]
-
     def _uses_weight_decay(self, optimizer: Any) -> bool:
         return tf_keras_private.uses_weight_decay(
             optimizer, self._table.variable
