@@ -222,3 +222,43 @@ def test_groups_contain_both_rows_of_a_moving_key(before, after, num_rows):
     for rows in groups:
         last = labels[rows[-1]]
         assert sum(labels[row] != last for row in rows) < num_rows
+
+
+class SlowClock:
+    """A clock on which each call of `perf_counter` takes a millisecond."""
+
+    def __init__(self):
+        self.seconds = 0.0
+        self.pauses = []
+
+    def perf_counter(self) -> float:
+        self.seconds += 0.001
+        return self.seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_long_writes_become_smaller_and_lookups_run_between_them(
+    atomic, tmp_path, monkeypatch
+):
+    embedding = cases.embedding()
+    cases.train(embedding, 0)
+    _, writer = cases.base_and_writer(embedding, tmp_path)
+    path = cases.export(embedding, tmp_path / "old", delta_writer=writer)
+    for step in range(1, 20):
+        cases.train(embedding, step)
+    writer.write()
+    served = tlm.deltas.ServedModel(path)
+    clock = SlowClock()
+    monkeypatch.setattr(served_model, "time", clock)
+    served.apply(tmp_path / "deltas", atomic=atomic)
+    assert served._rows_per_write == served_model._FEWEST_ROWS
+    # A write on a busy machine is not followed by a long pause.
+    assert set(clock.pauses) == (set() if atomic else {0.00014})
+    assert atomic or len(clock.pauses) > 3
+    cases.export(embedding, tmp_path / "new")
+    cases.assert_same_tables(
+        cases.in_memory(served.model), cases.stored(tmp_path / "new")
+    )

@@ -207,7 +207,7 @@ class _Reader:
                     f"Table {self._table.name!r} of the model requires the "
                     f"{where}. Received: a delta without this tensor."
                 )
-            value = np.asarray(reader.get_tensor(key))
+            value = storage.read_tensor(reader, delta.tensors, key)
             if value.dtype.name != dtype:
                 raise ValueError(
                     f"Table {self._table.name!r} of the model requires values "
@@ -259,7 +259,7 @@ def _table_changes(table: StoredTable, deltas: Sequence[Delta]) -> TableChanges:
                     f"{len(delta_rows)} rows. Received: {len(array)} (delta "
                     f"{delta.path!r})."
                 )
-        return np.concatenate(values)[at]
+        return _selected(values, at)
 
     changes = {}
     for name, variable in table.variables.items():
@@ -284,6 +284,18 @@ def _table_changes(table: StoredTable, deltas: Sequence[Delta]) -> TableChanges:
             values = read_rows(name, variable.dtype, *variable.shape[1:])
         changes[name] = _row_changes(name, variable, rows, values)
     return TableChanges(table, changes)
+
+
+def _selected(values: Sequence[Array], at: Array) -> Array:
+    """Returns the rows `at` of the concatenated arrays.
+
+    If these are all rows in their order, as for a single delta with ascending
+    rows, the function does not copy them.
+    """
+    if len(values) == 1 and len(at) == len(values[0]):
+        if np.array_equal(at, np.arange(len(at))):
+            return values[0]
+    return np.take(np.concatenate(values), at, axis=0)
 
 
 def _row_changes(

@@ -21,8 +21,8 @@ Array = np.ndarray[Any, Any]
 
 # A write of rows blocks lookups. The number of rows per write is adapted so
 # that a write takes between these times, in seconds.
-_SHORT_WRITE, _LONG_WRITE = 0.0005, 0.0015
-_FEWEST_ROWS, _FIRST_ROWS, _MOST_ROWS = 64, 512, 2**15
+_SHORT_WRITE, _LONG_WRITE = 0.00007, 0.00014
+_FEWEST_ROWS, _FIRST_ROWS, _MOST_ROWS = 32, 128, 2**15
 
 
 class ServedModel:
@@ -200,6 +200,7 @@ class ServedModel:
                         self._variables[change.variable.key],
                         change.rows,
                         change.values,
+                        atomic,
                     )
                 with self._exclusive(bool(weights) and not atomic):
                     for variable, value in weights:
@@ -222,7 +223,7 @@ class ServedModel:
         for change in others.values():
             variable = self._variables[change.variable.key]
             if change.is_rows:
-                self._write_rows(variable, change.rows, change.values)
+                self._write_rows(variable, change.rows, change.values, atomic)
             elif change.is_lanes:
                 _write_lanes(variable, change.rows, change.values)
             else:
@@ -256,7 +257,9 @@ class ServedModel:
         if _are_equal(of_rows, rows.rows[shared], rows.values[shared]):
             shared = shared[:0]
         is_same[shared] = False
-        self._write_rows(of_rows, rows.rows[is_same], rows.values[is_same])
+        self._write_rows(
+            of_rows, rows.rows[is_same], rows.values[is_same], atomic
+        )
         old_keys, new_keys = before[changed], keys.values[changed]
         labels = _labels(old_keys, new_keys)
         phases = (
@@ -312,16 +315,32 @@ class ServedModel:
             seconds = time.perf_counter() - started
         if shared is None:
             self._adapt(seconds)
+        if not atomic:
+            self._pause(seconds)
 
-    def _write_rows(self, variable: Any, rows: Array, values: Array) -> None:
-        """Writes rows in several short writes."""
+    def _write_rows(
+        self, variable: Any, rows: Array, values: Array, atomic: bool
+    ) -> None:
+        """Writes rows in several short writes, and pauses between them."""
         start = 0
         while start < len(rows):
             end = start + self._rows_per_write
             started = time.perf_counter()
             _scatter(variable, rows[start:end], values[start:end])
-            self._adapt(time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self._adapt(seconds)
+            if not atomic:
+                self._pause(seconds)
             start = end
+
+    def _pause(self, seconds: float) -> None:
+        """Lets lookups of other threads run, for the time of the last write.
+
+        Args:
+          seconds: Duration of the last write. If other programs use all cores,
+            a write takes longer, but the pause is limited.
+        """
+        time.sleep(min(seconds, _LONG_WRITE))
 
     def _adapt(self, seconds: float) -> None:
         """Adapts the number of rows to the time of the last write."""

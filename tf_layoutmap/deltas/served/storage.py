@@ -428,3 +428,27 @@ def open_checkpoint(prefix: str) -> Any:
             return tf.compat.v1.train.NewCheckpointReader(prefix)
     # If the index cannot be accessed, this function raises the error.
     return tf.train.load_checkpoint(prefix)
+
+
+def read_tensor(reader: Any, prefix: str, key: str) -> Any:
+    """Returns a tensor of a checkpoint as an array.
+
+    The reader's own `get_tensor` copies the tensor while it holds Python's
+    global interpreter lock, so that lookups of other threads wait for
+    milliseconds. An operation of TensorFlow does not hold the lock.
+
+    Args:
+      reader: Result of `open_checkpoint(prefix)`.
+      prefix: Prefix of the checkpoint.
+      key: Name of a tensor of the checkpoint.
+
+    Raises:
+      tf.errors.OpError: If the tensor cannot be read.
+    """
+    (tensor,) = _tensorflow().raw_ops.RestoreV2(
+        prefix=prefix,
+        tensor_names=[key],
+        shape_and_slices=[""],
+        dtypes=[reader.get_variable_to_dtype_map()[key]],
+    )
+    return tensor.numpy()
