@@ -17,7 +17,11 @@ from typing import Any
 import tensorflow as tf
 
 from tf_layoutmap._core import ops, tf_private
-from tf_layoutmap.embedding.servers import closure_trace, resource_order
+from tf_layoutmap.embedding.servers import (
+    closure_trace,
+    resource_order,
+    variable_messages,
+)
 from tf_layoutmap.embedding.servers.closure_trace import Bundle, ClosureStep
 
 
@@ -53,12 +57,20 @@ def bundled() -> Iterator[None]:
         yield
         return
     step.trace.bundles[graph] = Bundle()
+    first_op = len(graph.get_operations())
     try:
         yield
         lookups = step.trace.bundles[graph].lookups
         if lookups is not None:
             lookups.create_lookups()
         create_pending()
+        variable_messages.reduce_messages(
+            graph,
+            first_op,
+            step.trace.read_values.setdefault(
+                graph, variable_messages.ReadValues()
+            ),
+        )
     finally:
         del step.trace.bundles[graph]
 

@@ -99,6 +99,7 @@ class ClosureTrace:
       num_enqueued: Number of calls of `enqueue` with `training=True`.
       calls: For each graph, maps the `StepOrder` of an embedding to its calls.
       bundles: The bundle of each graph that is inside of `bundles.bundled`.
+      read_values: The `variable_messages.ReadValues` of each graph.
     """
 
     def __init__(
@@ -134,6 +135,7 @@ class ClosureTrace:
         self.num_enqueued = 0
         self.calls: dict[Any, dict[Any, Calls]] = {}
         self.bundles: dict[Any, Bundle] = {}
+        self.read_values: dict[Any, Any] = {}
 
     def renewed(self) -> ClosureTrace:
         """Returns the state of another trace with the same settings."""

@@ -19,6 +19,8 @@ import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
 
+# Job of the servers of a ParameterServerStrategy.
+SERVER_JOB = "ps"
 # Maps the id of a server's handle to the ids of the handles of its variables.
 _variables_of: dict[int, frozenset[int]] = {}
 # Numbers of the calls of `register`, and the number of the last call.
@@ -141,6 +143,27 @@ def tensors_of(graph: Any, variables: Iterable[tf.Tensor]) -> set[int]:
         if internal.dtype == tf.resource
         and handles
         & {source := id(_source(external)), *_variables_of.get(source, ())}
+    }
+
+
+def servers_of(graph: Any) -> dict[int, str]:
+    """Returns the server of each captured resource that is on a server.
+
+    Args:
+      graph: Graph of a function.
+
+    Returns:
+      Maps the id of the captured handle to the device of the server.
+    """
+    devices = {
+        id(internal): getattr(_source(external), "device", None) or ""
+        for external, internal in getattr(graph, "captures", ())
+        if internal.dtype == tf.resource
+    }
+    return {
+        key: device
+        for key, device in devices.items()
+        if tf.DeviceSpec.from_string(device).job == SERVER_JOB
     }
 
 

@@ -567,7 +567,10 @@ class EmbeddingCore(LayerBase):
         ):
             self.add_loss(
                 tables.loss_of_rows(
-                    self.embeddings_regularizer, self.embeddings, ids
+                    self.embeddings_regularizer,
+                    self.embeddings,
+                    ids,
+                    self.optimizer.look_up,
                 )
             )
         if self.optimizer and not tf_private.in_save_context():

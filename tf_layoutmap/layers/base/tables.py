@@ -496,17 +496,26 @@ class FullTableConstraint(keras.constraints.Constraint):
 
 
 def loss_of_rows(
-    regularizer: Callable[[tf.Tensor], tf.Tensor], table: Any, ids: tf.Tensor
+    regularizer: Callable[[tf.Tensor], tf.Tensor],
+    table: Any,
+    ids: tf.Tensor,
+    look_up: Callable[[Any, tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
     """Returns the loss of the rows that `ids` select, each counted once.
 
     If there are several replicas, `ids` are the ids of the calling replica, and
     the result is the replica's share of the loss of the global batch.
+
+    Args:
+      regularizer: Regularizer of the layer.
+      table: The table.
+      ids: Ids of any shape.
+      look_up: Function that returns the rows of ids in a table.
     """
 
     def loss_of(ids: tf.Tensor) -> tf.Tensor:
         distinct, _ = tf.unique(ids)
-        return regularizer(table.sparse_read(distinct))
+        return regularizer(look_up(table, distinct))
 
     return replica_steps.loss_of_rows(loss_of, ids, table.name)
 
