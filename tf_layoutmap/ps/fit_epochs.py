@@ -73,21 +73,43 @@ class StepBody:
         self._strategy = strategy
         self._step = step
         self._condition = condition
+        self._worker: Any = None
         self._shapes: list[tuple[tuple[int, ...], Any]] = []
+
+    @tf.autograph.experimental.do_not_convert
+    def begin(self) -> None:
+        """Creates the index of the worker, in the graph of the closure.
+
+        TensorFlow does not support this op in the branch of a condition.
+        """
+        index = tf.distribute.coordinator.experimental_get_current_worker_index
+        self._worker = tf.cast(index(), tf.float64)
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, iterator: Any) -> tf.Tensor:
         """Runs a step if there is a batch, and returns a vector for `read`."""
-        index = tf.distribute.coordinator.experimental_get_current_worker_index
+        return self.run_or_wait(iterator.get_next_as_optional())
+
+    @tf.autograph.experimental.do_not_convert
+    def run_or_wait(self, batch: tf.experimental.Optional) -> tf.Tensor:
+        """Runs a step if there is a batch, and returns a vector for `read`."""
         step = closure_trace.enclosing_step()
         num_steps = 1 if step is None else step.trace.num_steps
-        batch = iterator.get_next_as_optional()
-        rest = tf.cond(
-            batch.has_value(),
-            lambda: self._run(batch.get_value()),
-            lambda: _idle(_IDLE_MICROSECONDS // num_steps),
+        return self._with_worker(
+            tf.cond(
+                batch.has_value(),
+                lambda: self._run(batch.get_value()),
+                lambda: _idle(_IDLE_MICROSECONDS // num_steps),
+            )
         )
-        return tf.concat([[tf.cast(index(), tf.float64)], rest], axis=0)
+
+    @tf.autograph.experimental.do_not_convert
+    def run(self, batch: Any) -> tf.Tensor:
+        """Runs a step, and returns a vector for `read`."""
+        return self._with_worker(self._run(batch))
+
+    def _with_worker(self, result: tf.Tensor) -> tf.Tensor:
+        return tf.concat([[self._worker], result], axis=0)
 
     def _run(self, batch: Any) -> tf.Tensor:
         values = self._call_step(batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -31,6 +31,8 @@ _MAX_CANCELLED = 3
 # A traced closure contains at most `2 * _MAX_GROUP` copies of a step, and fewer
 # if they would have more ops than `2 * _MAX_GROUP_OPS`.
 _MAX_GROUP = 8
+# Maximum number of batches that a closure reads before its first step.
+_MAX_BATCHES = 16
 _MAX_GROUP_OPS = 4000
 
 
@@ -66,6 +68,47 @@ class ScheduledCall(NamedTuple):
         )
 
 
+class OptionalBody(Protocol):
+    """Body of a closure whose steps run only if there is a batch."""
+
+    def begin(self) -> None:
+        """Begins a trace, in the graph of the closure."""
+        ...
+
+    def __call__(self, iterator: Any) -> Any:
+        """Runs a step with the next batch, or waits if there is none."""
+        ...
+
+    def run(self, batch: Any) -> Any:
+        """Runs a step."""
+        ...
+
+    def run_or_wait(self, batch: tf.experimental.Optional) -> Any:
+        """Runs a step, or waits if there is no batch."""
+        ...
+
+
+class _Batches:
+    """The next batches of an iterator, which may have ended."""
+
+    def __init__(self, iterator: Any, count: int):
+        """Reads batches."""
+        self._batches = [iterator.get_next_as_optional() for _ in range(count)]
+
+    def has_all(self) -> tf.Tensor:
+        """Returns whether the iterator has not ended."""
+        return tf.reduce_all([batch.has_value() for batch in self._batches])
+
+    @tf.autograph.experimental.do_not_convert
+    def take(self, place: int | tf.Tensor) -> tf.experimental.Optional:
+        """Returns a batch."""
+        if isinstance(place, int):
+            return self._batches[place]
+        return tf.switch_case(
+            place, [lambda batch=batch: batch for batch in self._batches]
+        )
+
+
 class StepClosure:
     """One or more steps, each of which uses the next batch of a worker.
 
@@ -94,7 +137,8 @@ class StepClosure:
           body: Function that runs one step, and is called with the iterator of
             a worker. All functions that `body` calls must be traced inside this
             closure, because a function that was traced elsewhere does not use
-            the number of the step.
+            the number of the step. If the dataset of a worker can end, `body`
+            must have the methods of `OptionalBody`.
           max_steps: Maximum number of steps of a call.
           prefetch_steps: Number of earlier steps of the same call whose updates
             the rows of a step may miss, because the rows are read while these
@@ -118,6 +162,12 @@ class StepClosure:
         self.joins_layers = False
         self._registration = 0
 
+        looks_ahead = 1 < max_steps <= _MAX_BATCHES and hasattr(
+            body, "run_or_wait"
+        )
+
+        begin = getattr(body, "begin", lambda: None)
+
         # The first trace joins and bundles calls if possible.
         self._closure_trace = ClosureTrace(
             prefetch_steps,
@@ -126,12 +176,12 @@ class StepClosure:
             bundles_updates=not prefetch_steps,
         )
 
-        def step(iterator, epoch_and_number, may_join=False):
+        def step(run, place, epoch_and_number, may_join=False):
             self._closure_trace.begin(epoch_and_number, may_join=may_join)
             with bundles.bundled():
-                return body(iterator)
+                return run(place)
 
-        def repeated(iterator, numbers, first, num_groups, size, may_join):
+        def repeated(run, numbers, first, num_groups, size, may_join):
             # Groups run one after the other.
             results = tf.TensorArray(
                 tf.float64, num_groups, infer_shape=False, element_shape=[None]
@@ -141,16 +191,16 @@ class StepClosure:
                     parallel_iterations=1
                 )
                 parts = []
-                for place in range(size):
-                    number = numbers[first + group * size + place]
-                    parts.append(step(iterator, number, may_join))
+                for index in range(size):
+                    place = first + group * size + index
+                    parts.append(step(run, place, numbers[place], may_join))
                 prefetching.end_steps()
                 if joins_results:
                     results = results.write(group, tf.concat(parts, axis=0))
             return results.concat() if joins_results else None
 
-        def all_steps(iterator, numbers):
-            results = [step(iterator, numbers[0])]
+        def copies(run, numbers):
+            results = [step(run, 0, numbers[0])]
             self._check_use_of_tables()
             size = _group_size(max_steps, prefetch_steps)
             num_groups = (max_steps - 2) // size
@@ -160,18 +210,47 @@ class StepClosure:
                 num_groups = 0
             else:
                 results.append(
-                    repeated(iterator, numbers, 1, num_groups, size, True)
+                    repeated(run, numbers, 1, num_groups, size, True)
                 )
             for place in range(1 + num_groups * size, max_steps):
-                results.append(step(iterator, numbers[place], True))
+                results.append(step(run, place, numbers[place], True))
             prefetching.end_steps()
             return tf.concat(results, axis=0) if joins_results else results[-1]
 
+        def all_steps(iterator, numbers):
+            begin()
+            if not looks_ahead:
+                return copies(lambda place: body(iterator), numbers)
+            batches = _Batches(iterator, max_steps)
+            # A condition of each step would send four more messages to each
+            # server.
+            if batches.has_all():
+                result = copies(
+                    lambda place: body.run(batches.take(place).get_value()),
+                    numbers,
+                )
+            else:
+                result = repeated(
+                    lambda place: body.run_or_wait(batches.take(place)),
+                    numbers,
+                    0,
+                    max_steps,
+                    1,
+                    False,
+                )
+            return result
+
         def some_steps(iterator, numbers):
+            begin()
+
+            def run(place):
+                del place
+                return body(iterator)
+
             last = tf.shape(numbers)[0] - 1
             results = [
-                repeated(iterator, numbers, 0, last, 1, False),
-                step(iterator, numbers[last]),
+                repeated(run, numbers, 0, last, 1, False),
+                step(run, last, numbers[last]),
             ]
             return tf.concat(results, axis=0) if joins_results else results[-1]
 

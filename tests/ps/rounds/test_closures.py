@@ -157,3 +157,45 @@ def test_a_large_step_has_fewer_copies_also_if_its_ops_are_in_branches():
     )
     ops_per_step = 2000  # At least two ops for each random value.
     assert len(bodies) <= 1 + 2 * (step_closure._MAX_GROUP_OPS // ops_per_step)
+
+
+class Optional:
+    """Body whose result is the batch and the step number; -1 if it waits."""
+
+    def begin(self):
+        pass
+
+    def __call__(self, iterator):
+        return self.run_or_wait(iterator.get_next_as_optional())
+
+    def run(self, batch):
+        number = closure_trace.token_to_fetch()[1]
+        return tf.cast(tf.stack([batch, number]), tf.float64)
+
+    def run_or_wait(self, batch):
+        return tf.cond(
+            batch.has_value(),
+            lambda: self.run(batch.get_value()),
+            lambda: tf.constant([-1.0, -1.0], tf.float64),
+        )
+
+
+@pytest.mark.parametrize("max_group", [1, 8])
+@pytest.mark.parametrize("max_steps", [2, 7])
+def test_a_closure_runs_a_step_for_each_batch_until_the_dataset_ends(
+    max_steps, max_group, monkeypatch
+):
+    monkeypatch.setattr(step_closure, "_MAX_GROUP", max_group)
+    closure = step_closure.StepClosure(
+        None, Optional(), max_steps, joins_results=True
+    )
+    function = tf.function(closure._all_steps)
+    num_batches = 2 * max_steps - 1
+    iterator = iter(tf.data.Dataset.range(num_batches))
+    results = []
+    for first in (0, max_steps, 2 * max_steps):
+        numbers = [[1, first + place] for place in range(max_steps)]
+        result = function(iterator, tf.constant(numbers, tf.int64))
+        results += result.numpy().reshape(-1, 2).tolist()
+    steps = [[number, number] for number in range(num_batches)]
+    assert results == steps + [[-1, -1]] * (3 * max_steps - num_batches)
