@@ -23,6 +23,7 @@ def two_cores():
         "keras_fit",
         *KERAS_RS,
         "any_order",
+        "sparse_core_ops",
         TF_LAYOUTMAP_NUM_CORES="2",
     )
 
@@ -57,6 +58,11 @@ def one_host_of_four(tmp_path_factory):
 @pytest.mark.slow
 def test_programs_for_two_cores_on_one_host_pass(two_cores):
     assert not two_cores["one_host"], two_cores["one_host"]
+
+
+@pytest.mark.slow
+def test_host_ops_of_sparse_cores_match_the_reference(two_cores):
+    assert not two_cores["sparse_core_ops"], two_cores["sparse_core_ops"]
 
 
 @pytest.mark.slow

@@ -26,6 +26,10 @@ _FOREIGN_OPS = (
     "DynamicEnqueueTPUEmbeddingArbitraryTensorBatch",
     "RecvTPUEmbeddingActivations",
     "SendTPUEmbeddingGradients",
+    "ConvertToListOfSparseCoreCooTensors",
+    "SortListOfSparseCoreCooTensors",
+    "ConvertToSparseCoreCsrWrappedCooTensor",
+    "GetStatsFromListOfSparseCoreCooTensors",
     *(
         f"{verb}TPUEmbedding{optimizer}Parameters"
         for verb in ("Load", "Retrieve")
