@@ -49,14 +49,20 @@ def test_a_chain_of_layers_sends_only_the_sum_over_input_channels(batch):
 
 
 def test_a_chain_trains_like_on_a_single_device():
-    pairs.assert_trains_alike(
+    model = pairs.assert_trains_alike(
         chain,
         pairs.IMAGES,
         LAYOUTS,
+        mesh=mesh_of(batch=1, model=2),
         optimizer=lambda: keras.optimizers.SGD(0.1),
         epochs=1,
         metrics=(),
     )
+    # The sum of the second convolution, and the number with which a step waits
+    # for all devices. The images of the batch have no gradient.
+    program = counts(model, "train")
+    assert program.collectives == 2
+    assert program.sent_bytes == 4 * (8 * 4 * 4 * 4 + 1)
 
 
 def branches():

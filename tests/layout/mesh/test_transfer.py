@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
-from tf_layoutmap.layout.mesh import transfer
+from tf_layoutmap.layout.mesh import tracing, transfer
 
 
 def test_devices_with_the_same_values_have_the_same_shard():
@@ -88,3 +88,18 @@ def test_custom_loops_accept_the_names_of_keras_distribution():
 def test_another_type_of_layout_or_mesh_raises(call):
     with pytest.raises(TypeError, match="must be a .*dtensor"):
         call()
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [("model", None), (None, "batch"), ("batch", "model"), (None, None)],
+)
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bool", "bfloat16"])
+def test_to_host_tensor_returns_a_tensor_of_the_host(axes, dtype):
+    mesh = mesh_of(batch=2, model=2)
+    value = tf.cast(tf.reshape(tf.range(24), [4, 6]), dtype)
+    found = transfer.to_host_tensor(
+        transfer.to_mesh(value, layout_of(mesh, *axes))
+    )
+    assert not tracing.on_mesh(found)
+    assert found.numpy().tobytes() == value.numpy().tobytes()

@@ -126,7 +126,8 @@ def test_gradient_of_a_transposed_matrix():
 
 @pytest.mark.parametrize("exponent", [2, 3, 2.0, np.float32(3), 0.5, 4, -2, 1])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
-def test_powers_match_plain_tensorflow(exponent, dtype):
+@pytest.mark.parametrize("is_tensor", [False, True])
+def test_powers_match_plain_tensorflow(exponent, dtype, is_tensor):
     if dtype == "int32" and (exponent < 0 or isinstance(exponent, float)):
         pytest.skip("TensorFlow does not support this power of integers.")
     x = tf.cast(np.abs(numbers(4, 4)) + 1, dtype)
@@ -134,7 +135,10 @@ def test_powers_match_plain_tensorflow(exponent, dtype):
     def step(x):
         with tf.GradientTape() as tape:
             tape.watch(x)
-            y = tf.pow(x, exponent)
+            # Keras converts the exponent to a tensor.
+            y = tf.pow(
+                x, tf.constant(exponent, dtype) if is_tensor else exponent
+            )
         return (y, tape.gradient(y, x)) if x.dtype.is_floating else (y,)
 
     tolerance = 2e-3 if dtype == "float16" else 1e-6
@@ -148,8 +152,10 @@ def test_powers_match_plain_tensorflow(exponent, dtype):
         np.testing.assert_allclose(to_host(mine), plain, tolerance)
 
 
-def test_an_exponent_that_a_tape_watches_has_a_gradient():
+@pytest.mark.parametrize("is_constant", [False, True])
+def test_an_exponent_that_a_tape_watches_has_a_gradient(is_constant):
     def step(x, y):
+        y = tf.constant(3.0) if is_constant else y
         with tf.GradientTape() as tape:
             tape.watch(y)
             z = tf.pow(x, y)
@@ -161,6 +167,19 @@ def test_an_exponent_that_a_tape_watches_has_a_gradient():
             to_mesh(np.float32(2), layout), to_mesh(np.float32(3), layout)
         )
     np.testing.assert_allclose(to_host(got), 8 * np.log(2), 1e-6)
+
+
+def test_tf_gradients_rejects_a_constant_exponent():
+    @tf.function(autograph=False)
+    def step(x):
+        y = tf.constant(2.0)
+        return tf.gradients(tf.pow(x, y), y)
+
+    with (
+        default_mesh(MESH),
+        pytest.raises(ValueError, match=r"constant exponent of tf\.pow"),
+    ):
+        step(to_mesh(np.float32(2), layout_of(MESH)))
 
 
 @pytest.mark.parametrize("axes", MATRIX)

@@ -18,6 +18,7 @@ tensors needs no communication, so each device runs the op on its own values.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -61,6 +62,7 @@ def shard_map(
     summed: Sequence[str] = (),
     *,
     key: Hashable = None,
+    has_separate_gradients: bool = False,
 ) -> Any:
     """Returns the result of `function` on the shards of each device.
 
@@ -76,6 +78,10 @@ def shard_map(
       summed: Mesh axes over which the local results are summed.
       key: Hashable value that identifies `function`. In eager mode, the
         function is traced only once per key; None to trace it in each call.
+      has_separate_gradients: Whether a gradient that is not used is not
+        computed. The gradients are then computed separately, so the gradient
+        of an input must not need other results of `function`. Used for
+        convolutions: the gradient of the images of a batch is not used.
     """
     (result,) = _mapped(
         lambda *local: [function(*local)],
@@ -85,6 +91,7 @@ def shard_map(
         [_of_several_devices(mesh, out_spec)],
         [[axis for axis in summed if mesh.dim_size(axis) > 1]],
         None if key is None else (key, str(specs), str(out_spec), str(summed)),
+        has_separate_gradients=has_separate_gradients,
     )
     return result
 
@@ -98,6 +105,7 @@ def _mapped(
     summed: list[list[str]],
     key: Hashable,
     known: Sequence[Any] = (),
+    has_separate_gradients: bool = False,
 ) -> list[Any]:
     """Returns the results of a function with several results.
 
@@ -115,6 +123,7 @@ def _mapped(
       summed: For each result, the mesh axes over which it is summed.
       key: See `shard_map`.
       known: Local shards of the first inputs, if they are known.
+      has_separate_gradients: See `shard_map`.
     """
     axes = dict.fromkeys(
         axis
@@ -158,9 +167,9 @@ def _mapped(
             # Integers have no gradient.
             floating = [i for i, x in enumerate(inputs) if x.dtype.is_floating]
 
-            def local_gradients(*values: Any) -> list[Any]:
+            def local_gradients(wanted: list[int], *values: Any) -> list[Any]:
                 xs, dys = values[: len(inputs)], values[len(inputs) :]
-                watched = [xs[i] for i in floating]
+                watched = [xs[i] for i in wanted]
                 with tf.GradientTape() as tape:
                     tape.watch(watched)
                     ys = function(*xs)
@@ -171,25 +180,33 @@ def _mapped(
                     unconnected_gradients=tf.UnconnectedGradients.ZERO,
                 )
 
+            # TensorFlow groups the results of a custom gradient, so that all of
+            # them are computed if one of them is used.
+            groups = (
+                [[i] for i in floating]
+                if has_separate_gradients and local
+                else [floating]
+            )
             gradients: list[Any] = [None] * len(inputs)
             with tf.name_scope(f"{scope}/" if scope else "gradient"):
-                summed = _mapped(
-                    local_gradients,
-                    mesh,
-                    [*inputs, *dys],
-                    [*specs, *out_specs],
-                    [specs[i] for i in floating],
-                    # The gradient is summed over the axes along which the input
-                    # is replicated and the computation is sharded.
-                    [
-                        [axis for axis in axes if axis not in specs[i]]
-                        for i in floating
-                    ],
-                    None if key is None else ("gradient", key),
-                    local,
-                )
-            for i, value in zip(floating, summed):
-                gradients[i] = value
+                for group in groups:
+                    values = _mapped(
+                        functools.partial(local_gradients, group),
+                        mesh,
+                        [*inputs, *dys],
+                        [*specs, *out_specs],
+                        [specs[i] for i in group],
+                        # The gradient is summed over the axes along which the
+                        # input is replicated and the computation is sharded.
+                        [
+                            [axis for axis in axes if axis not in specs[i]]
+                            for i in group
+                        ],
+                        None if key is None else ("gradient", key),
+                        local,
+                    )
+                    for i, value in zip(group, values):
+                        gradients[i] = value
             return gradients
 
         return results, gradient

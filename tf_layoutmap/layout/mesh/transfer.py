@@ -330,8 +330,30 @@ def to_host_tensor(x: Any) -> Any:
     """Returns `x`; a tensor on a mesh is copied to the host."""
     if not tracing.on_mesh(x):
         return x
-    if dtensor.fetch_layout(x).is_fully_replicated():
+    layout = dtensor.fetch_layout(x)
+    if layout.is_fully_replicated():
         return dtensor.unpack(x)[0]
+    axes = axes_of_layout(layout)
+    sharded = [
+        dim
+        for dim, axis in enumerate(axes)
+        if axis is not None and layout.mesh.dim_size(axis) > 1
+    ]
+    if (
+        len(sharded) == 1
+        and layout.mesh.device_type() == "CPU"
+        and layout.mesh.num_local_devices() == layout.mesh.size
+    ):
+        # `to_host` would copy the shards to an array, and then the array.
+        shards = sorted(
+            unique_shards(x.shape, layout),
+            key=lambda shard: shard.bounds[sharded[0]],
+        )
+        with errors.errors_once(layout.mesh), tf.device("CPU:0"):
+            parts = dtensor.unpack(x)
+            return tf.concat(
+                [parts[shard.devices[0]] for shard in shards], sharded[0]
+            )
     with tf.device("CPU:0"):
         return tf.constant(to_host(x))
 

@@ -260,6 +260,7 @@ def _convolution(
         [*images[:-1], outer],
         [] if inner is None else [inner],
         key=_key(original, args, kwargs),
+        has_separate_gradients=True,
     )
 
 
@@ -314,6 +315,7 @@ def depthwise_convolution(
         [images, [None, None, channels, None]],
         images,
         key=_key(original, 1, args, kwargs),
+        has_separate_gradients=True,
     )
 
 
@@ -396,6 +398,7 @@ def transposed_convolution(
         [*images[:-1], outer],
         [] if inner is None else [inner],
         key=_key(original, local_sizes, args, kwargs),
+        has_separate_gradients=True,
     )
 
 

@@ -26,7 +26,7 @@ from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
 from tf_layoutmap.layout.ops.corrections import static_value
 
-# Attribute of the transpositions that a product has skipped.
+# Attribute of the transpositions that a product has skipped, and of exponents.
 _SKIPPED = "_layoutmap_skipped"
 
 
@@ -140,7 +140,7 @@ def transposed(
 def symbolic_gradients(
     original: Callable[..., Any], ys: Any, xs: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Computes `tf.gradients`; rejects transposed matrices as `xs`.
+    """Computes `tf.gradients`; rejects skipped tensors as `xs`.
 
     `tf.gradients` follows the inputs of ops, so it does not find the products
     that read the matrix itself. Gradient tapes find all products.
@@ -149,9 +149,9 @@ def symbolic_gradients(
         if tf.is_symbolic_tensor(x) and getattr(x.op, _SKIPPED, False):
             raise ValueError(
                 "Argument `xs` of tf.gradients must not contain the result of "
-                "a tf.transpose that a matrix product on a mesh reads. "
-                f"Received: {x}. Use the gradient of the matrix before "
-                "tf.transpose, or a tf.GradientTape."
+                "a tf.transpose that a matrix product on a mesh reads, or a "
+                f"constant exponent of tf.pow. Received: {x}. Use the gradient "
+                "of the matrix before tf.transpose, or a tf.GradientTape."
             )
     return original(ys, xs, *args, **kwargs)
 
@@ -163,17 +163,29 @@ def power(
     y: Any,
     name: str | None = None,
 ) -> Any:
-    """Computes `tf.pow`; squares and cubes of floats are products."""
+    """Computes `tf.pow`; squares and cubes of floats are products.
+
+    Keras converts the exponent to a tensor, so it can also be a constant of the
+    graph, for example in the normalization of Llama.
+    """
     del mesh
+    if not tf.is_symbolic_tensor(x) or not x.dtype.is_floating:
+        return original(x, y, name=name)
+    exponent = y
     if (
-        tf.is_symbolic_tensor(x)
-        and x.dtype.is_floating
-        and isinstance(y, int | float | np.number)
-        and y in (2, 3)
+        tf.is_symbolic_tensor(y)
+        and y.op.type == "Const"
+        and not tf_private.should_record_backprop([y])
     ):
+        exponent = tf.get_static_value(y)
+    if isinstance(exponent, int | float | np.number | np.ndarray) and (
+        np.ndim(exponent) == 0 and exponent in (2, 3)
+    ):
+        if tf.is_symbolic_tensor(y):
+            setattr(y.op, _SKIPPED, True)
         with tf.name_scope(name or "Pow"):
             square = tf.square(x)
-            return square if y == 2 else x * square
+            return square if exponent == 2 else x * square
     return original(x, y, name=name)
 
 
