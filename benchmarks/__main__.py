@@ -28,6 +28,7 @@ from benchmarks.vocabularies import peers
 from benchmarks.whole_models import (
     criteo_dlrm,
     dlrm,
+    mesh_counts,
     mesh_models,
     replaced_embeddings,
     start_up,
@@ -60,6 +61,7 @@ _BENCHMARKS = {
     "embedding_step": embedding_step.report,
     "growth": growth.report,
     "mesh_embedding": mesh_embedding.report,
+    "mesh_counts": mesh_counts.report,
     "mesh_models": mesh_models.report,
     "model_creation": model_creation.report,
     "open_vocabulary": open_vocabulary.report,

@@ -41,7 +41,7 @@ class Decoder:
     def __init__(
         self, contestant: str, size: str, axes: list[int], threads: int = 0
     ):
-        _prepare(contestant, axes, threads)
+        prepare(contestant, axes, threads)
         import keras
         import keras_hub
 
@@ -81,7 +81,7 @@ class Decoder:
 
     def first_step(self) -> list[float]:
         """Runs the first step, which compiles the model; returns its times."""
-        return _milliseconds(lambda: self.fit(SAMPLES))
+        return milliseconds(lambda: self.fit(SAMPLES))
 
     def fit(self, num_samples: int) -> None:
         """Trains the first samples for one epoch."""
@@ -98,12 +98,12 @@ class Decoder:
 
     def step(self) -> list[float]:
         """Trains several steps and returns the times of one step."""
-        times = _milliseconds(lambda: self.fit(STEPS * SAMPLES))
+        times = milliseconds(lambda: self.fit(STEPS * SAMPLES))
         return [milliseconds / STEPS for milliseconds in times]
 
     def generate(self) -> list[float]:
         """Generates tokens and returns the times."""
-        return _milliseconds(
+        return milliseconds(
             lambda: self.model.generate(self._prompts, stop_token_ids=None)
         )
 
@@ -112,7 +112,7 @@ class Decoder:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _milliseconds(call) -> list[float]:
+def milliseconds(call) -> list[float]:
     """Returns the wall-clock time and the processor time of a call."""
     start, used = time.perf_counter(), time.process_time()
     call()
@@ -122,7 +122,7 @@ def _milliseconds(call) -> list[float]:
     ]
 
 
-def _prepare(contestant: str, axes: list[int], threads: int) -> None:
+def prepare(contestant: str, axes: list[int], threads: int) -> None:
     """Creates the logical devices, and selects the backend of Keras."""
     count = axes[0] * axes[1]
     if contestant == "jax":

@@ -36,7 +36,7 @@ _MESHES = ("1x2", "2x1", "2x2")
 _SIZES = ("20M", "70M")
 _VERBS = ("step", "generate")
 
-_JAX = flags.DEFINE_string(
+JAX = flags.DEFINE_string(
     "jax_python",
     str(_JAX_OF_MAKE) if _JAX_OF_MAKE.exists() else None,
     "Python interpreter with jax, keras and keras-hub; empty without JAX.",
@@ -189,8 +189,8 @@ def _shares() -> tuple[rich.table.Table, dict]:
 def _compare(size: str, mesh: str, rounds: int) -> tuple[list[list[str]], dict]:
     """Measures the contestants with one decoder on one mesh."""
     pythons = {"tlm": sys.executable, "tensorflow": sys.executable}
-    if _JAX.value:
-        pythons["jax"] = _JAX.value
+    if JAX.value:
+        pythons["jax"] = JAX.value
     peers = {
         name: Peer(python, "benchmarks.peers.mesh_decoder")
         for name, python in pythons.items()
