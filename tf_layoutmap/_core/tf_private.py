@@ -1094,6 +1094,24 @@ func_graph_from_py_func = _private(
 )
 for _name in ("external_captures", "internal_captures"):
     _private("framework.func_graph", f"FuncGraph.{_name}")
+_gen_functional_ops = _private("ops", "gen_functional_ops")
+
+
+def call_by_name(
+    name: str, inputs: Iterable[Any], dtypes: Iterable[tf.DType]
+) -> list[Any]:
+    """Adds a call of a function to the default graph; returns its results.
+
+    Args:
+      name: Name of a function of the eager context.
+      inputs: Arguments of the function.
+      dtypes: Dtypes of the results.
+    """
+    return _gen_functional_ops.stateful_partitioned_call(
+        [*inputs], [*dtypes], name
+    )
+
+
 variables_as_tensors = _private(
     "util.variable_utils", "convert_variables_to_tensors"
 )

@@ -12,6 +12,7 @@ import tf_layoutmap as tlm
 from tests.layout import pairs, unsupported
 from tests.layout.meshes import mesh_of
 from tf_layoutmap.layout.mesh.errors import UnsupportedByDTensorError
+from tf_layoutmap.layout.ops import device_loops
 
 L = keras.layers
 X = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
@@ -239,6 +240,44 @@ def test_seeds_of_a_failed_compilation_are_not_used():
         np.testing.assert_allclose(
             np.asarray(one), plain(X, tf.constant(3)), 1e-5, 1e-5
         )
+
+
+@pytest.mark.parametrize("runs_on_devices", [False, True])
+def test_error_of_a_later_step_is_raised_once(runs_on_devices, monkeypatch):
+    calls, run = [], device_loops.DeviceLoop.run
+    monkeypatch.setattr(
+        device_loops.DeviceLoop,
+        "run",
+        lambda loop, *args: calls.append(1) or run(loop, *args),
+    )
+    if not runs_on_devices:
+        monkeypatch.setattr(device_loops, "can_run_on", lambda mesh: False)
+    model = pairs.on_mesh(make, AXES)
+
+    @tf.function(autograph=False)
+    def function(x, last):
+        # The step after the last row of `x` fails.
+        return tf.while_loop(
+            lambda number, last, x, y: number < last,
+            lambda number, last, x, y: (
+                number + 1,
+                last,
+                x,
+                model(y) + tf.gather(x, number)[tf.newaxis],
+            ),
+            (tf.constant(0), last, x, x),
+        )
+
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="indices"):
+            function(X, tf.constant(6))
+    number, *_, found = function(X, tf.constant(4))
+    assert int(number) == 4
+    expected = X
+    for row in X:
+        expected = np.asarray(host(model(expected))) + row
+    np.testing.assert_allclose(host(found), expected, 1e-4)
+    assert bool(calls) == runs_on_devices
 
 
 def test_body_that_changes_a_shape_raises():

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import tf_layoutmap as tlm
 from tests.layout.meshes import layout_of, mesh_of
-from tf_layoutmap.layout.ops import host_loops
+from tf_layoutmap.layout.ops import device_loops, host_loops
 
 keras_hub = pytest.importorskip("keras_hub", exc_type=ImportError)
 models = keras_hub.models
@@ -172,7 +172,11 @@ def no_warning():
 
 @pytest.fixture
 def loops(monkeypatch):
-    """Records the loop variables and the number of steps of each loop."""
+    """Records the loop variables and the number of steps of each loop.
+
+    The host runs all steps.
+    """
+    monkeypatch.setattr(device_loops, "can_run_on", lambda mesh: False)
     found = []
     run = host_loops._Loop.run
 
@@ -222,6 +226,29 @@ def test_samplers_choose_the_tokens_of_one_device(sampler):
         [np.asarray(v) for v in one.sampler.variables] for one in (plain, model)
     ]
     np.testing.assert_array_equal(*states)
+
+
+@pytest.mark.parametrize("sampler", ["greedy", "top-k"])
+def test_devices_repeat_the_first_step_without_the_host(sampler, monkeypatch):
+    plain, model = pair_of("GPT-2")
+    for one in (plain, model):
+        one.compile(sampler=SAMPLERS[sampler]())
+    calls, run = [], host_loops._Loop._run_step
+    monkeypatch.setattr(
+        host_loops._Loop,
+        "_run_step",
+        lambda loop, *args: calls.append(1) or run(loop, *args),
+    )
+    for stop in (None, [3]):
+        for number in range(3):
+            np.testing.assert_array_equal(
+                tokens_of(model, stop, seed=number),
+                tokens_of(plain, stop, seed=number),
+            )
+            assert len(calls) == 1
+        calls.clear()
+    for seed, expected in zip(model.sampler.variables, plain.sampler.variables):
+        np.testing.assert_array_equal(seed, expected)
 
 
 def test_the_cache_stays_sharded(loops):

@@ -370,6 +370,13 @@ def default_mesh(
             raise error
 
 
+@contextlib.contextmanager
+def off_mesh() -> Iterator[None]:
+    """Runs and traces operations on single devices inside `default_mesh`."""
+    with tf.device("CPU:0"), _trace.set_to((None, None)):
+        yield
+
+
 def traced_for_mesh() -> bool:
     """Returns whether this thread is inside `default_mesh` of this module."""
     return mesh_of_trace() is not None

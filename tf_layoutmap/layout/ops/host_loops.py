@@ -10,7 +10,9 @@ compiled once for the mesh:
 * the part after the loop.
 
 The host calls the step until the condition is false. Between two steps, the
-loop variables and all other tensors keep their layouts on the mesh.
+loop variables and all other tensors keep their layouts on the mesh. If all
+devices are CPUs of this process, the host calls only the first step, and the
+devices repeat the compiled step in one call (`device_loops.py`).
 
 `SplitFunction` traces the Python function once. When the trace reaches the
 loop, `SplitTrace.add_loop` traces the step in a separate graph, and sets
@@ -31,8 +33,9 @@ from tf_layoutmap._core import tf_private
 from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 from tf_layoutmap.layout.mesh.tracing import ThreadValue
-from tf_layoutmap.layout.ops import stacks
+from tf_layoutmap.layout.ops import device_loops, stacks
 from tf_layoutmap.layout.ops.corrections import static_value
+from tf_layoutmap.layout.ops.device_loops import DeviceLoop
 
 dtensor = tf.experimental.dtensor
 
@@ -60,21 +63,6 @@ def _passed_dtype(dtype: tf.DType, shape: tf.TensorShape) -> tf.DType:
 
 def _bitcast(x: Any, dtype: tf.DType) -> Any:
     return x if x.dtype == dtype else tf.bitcast(x, dtype)
-
-
-def _split(tensors: Sequence[Any], structures: Sequence[Any]) -> list[Any]:
-    """Returns the parts of all stacks among tensors."""
-    return [
-        part
-        for x, structure in zip(tensors, structures)
-        for part in stacks.split(x, structure)
-    ]
-
-
-def _joined(parts: Sequence[Any], structures: Sequence[Any]) -> list[Any]:
-    """Returns the tensors that consist of `parts`."""
-    remaining = iter(parts)
-    return [stacks.joined(remaining, structure) for structure in structures]
 
 
 class _PartGraph(tf_private.FuncGraph):
@@ -122,6 +110,15 @@ class _Part:
             graph, None, {}
         )
 
+    def programs(self) -> set[str]:
+        """Returns the names of functions that DTensor compiled for the part."""
+        prefix = tf.compat.as_str(self._function.name) + "__func_"
+        return {
+            name
+            for name in tf_private.function_names()
+            if name.startswith(prefix)
+        }
+
     def __call__(
         self, inputs: Sequence[Any], values: dict[int, Any]
     ) -> list[Any]:
@@ -136,8 +133,25 @@ class _Part:
         )
 
 
+# Limit of the number of steps of a loop without a limit.
+_MAX_STEPS = 2**31 - 1
+
+
+def _is_compiled_by_value(x: Any) -> bool:
+    """Returns whether DTensor compiles a step for the values of `x`.
+
+    The values of an eager tensor never change.
+    """
+    return (
+        tf.is_symbolic_tensor(x) and _passed_dtype(x.dtype, x.shape) != x.dtype
+    )
+
+
 class _Loop:
     """One loop between two parts of a function.
+
+    The host runs the first step, which DTensor compiles. If possible, the other
+    steps run in one call of a `DeviceLoop`.
 
     Attributes:
       variables: Initial values of the loop variables, in the part before.
@@ -150,6 +164,7 @@ class _Loop:
 
     def __init__(
         self,
+        mesh: Mesh,
         variables: list[Any],
         more: Any,
         limit: Any,
@@ -161,6 +176,13 @@ class _Loop:
         self.limit = limit
         self.is_endless = is_endless
         self.step = step
+        self._mesh = mesh
+        # The layouts of the inputs of a step, and the loop over the program
+        # that DTensor compiled for them; None if there is no such loop.
+        self._device_loops: dict[tuple[str, ...], DeviceLoop | None] = {}
+        self._can_run_on_devices = device_loops.can_run_on(mesh) and not any(
+            map(_is_compiled_by_value, step.captures)
+        )
 
     def tensors(self) -> list[Any]:
         """Returns the tensors of earlier parts that the loop needs."""
@@ -177,16 +199,76 @@ class _Loop:
         limit = (
             None if self.limit is None else int(values[id(self.limit)].numpy())
         )
-        more = None if self.is_endless else values[id(self.more)]
-        for number in itertools.count():
-            if limit is not None and number >= limit:
-                break
-            if more is not None and not more.numpy():
-                break
-            *variables, more = self.step(variables, values)
-            if self.is_endless:
-                more = None
+        more = True if self.is_endless else bool(values[id(self.more)].numpy())
+        limit = _MAX_STEPS if limit is None else min(limit, _MAX_STEPS)
+        captures = [values.get(id(x), x) for x in self.step.captures]
+        if self._can_run_on_devices and all(map(tracing.on_mesh, captures)):
+            return self._run_on_devices(
+                variables, captures, values, limit, more
+            )
+        return self._run_from_host(variables, values, limit, more)
+
+    def _run_from_host(
+        self,
+        variables: list[Any],
+        values: dict[int, Any],
+        limit: int,
+        more: bool,
+    ) -> list[Any]:
+        while more and limit > 0:
+            variables, more = self._run_step(variables, values)
+            limit -= 1
         return variables
+
+    def _run_step(
+        self, variables: list[Any], values: dict[int, Any]
+    ) -> tuple[list[Any], bool]:
+        *variables, more = self.step(variables, values)
+        return variables, self.is_endless or bool(more.numpy())
+
+    def _run_on_devices(
+        self,
+        variables: list[Any],
+        captures: list[Any],
+        values: dict[int, Any],
+        limit: int,
+        more: bool,
+    ) -> list[Any]:
+        """Runs the loop in one call, after a first step that is compiled."""
+        layouts = tuple(
+            dtensor.fetch_layout(x).to_string()
+            for x in (*variables, *captures)
+            if x.dtype != tf.resource
+        )
+        if layouts not in self._device_loops:
+            if not more or limit <= 0:
+                return variables
+            before = self.step.programs()
+            variables, more = self._run_step(variables, values)
+            limit -= 1
+            compiled = self.step.programs() - before
+            program = (
+                device_loops.program_of(tf_private.function_def(*compiled))
+                if len(compiled) == 1
+                else None
+            )
+            self._device_loops[layouts] = (
+                None
+                if program is None
+                else DeviceLoop(
+                    self._mesh, program, variables, captures, self.is_endless
+                )
+            )
+        device_loop = self._device_loops[layouts]
+        if device_loop is None:
+            return self._run_from_host(variables, values, limit, more)
+        try:
+            return device_loop.run(variables, captures, limit, more)
+        except tf.errors.CancelledError:
+            # One device has failed and the others were cancelled. The steps run
+            # again, because they raise the error of the first device.
+            self._run_from_host(variables, values, limit, more)
+            raise
 
 
 class _Program:
@@ -322,7 +404,7 @@ class SplitTrace:
         ]
         # `tf.identity` creates a tensor in this graph if the variable is an
         # eager tensor or a tensor of an earlier part.
-        flat = [tf.identity(x) for x in _split(stacked, structures)]
+        flat = [tf.identity(x) for x in stacks.split_all(stacked, structures)]
         if limit is not None:
             limit = tf.identity(limit)
         shapes = [x.shape for x in flat]
@@ -346,7 +428,7 @@ class SplitTrace:
 
         def step(*inputs: Any) -> Any:
             nonlocal is_endless
-            before = _joined(
+            before = stacks.join_all(
                 [_bitcast(x, dtype) for x, dtype in zip(inputs, dtypes)],
                 structures,
             )
@@ -369,7 +451,7 @@ class SplitTrace:
                         was.dtype,
                     )
                     for x, was in zip(
-                        _split(
+                        stacks.split_all(
                             tf.nest.flatten(after, expand_composites=True),
                             structures,
                         ),
@@ -387,7 +469,7 @@ class SplitTrace:
             func_graph=_PartGraph("loop_step"),
         )
         is_endless = is_endless and bool(static_value(more))
-        loop = _Loop(flat, more, limit, is_endless, _Part(graph))
+        loop = _Loop(mesh, flat, more, limit, is_endless, _Part(graph))
         if any(
             tf.is_symbolic_tensor(x) and x.dtype in _NEVER_RETURNED
             for x in loop.tensors()
@@ -403,7 +485,9 @@ class SplitTrace:
             for x, dtype in zip(self._begin_part(flat), dtypes)
         ]
         return tf.nest.pack_sequence_as(
-            variables, _joined(results, structures), expand_composites=True
+            variables,
+            stacks.join_all(results, structures),
+            expand_composites=True,
         )
 
     def _begin_part(self, variables: list[Any]) -> list[Any]:

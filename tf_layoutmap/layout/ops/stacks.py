@@ -110,3 +110,22 @@ def joined(parts: Iterator[Any], structure: Structure | None) -> Any:
     return stack(
         [joined(parts, inner) for inner in structure.parts], structure.axis
     )
+
+
+def split_all(
+    tensors: Sequence[Any], structures: Sequence[Structure | None]
+) -> list[Any]:
+    """Returns the innermost parts of all tensors."""
+    return [
+        part
+        for x, structure in zip(tensors, structures)
+        for part in split(x, structure)
+    ]
+
+
+def join_all(
+    parts: Sequence[Any], structures: Sequence[Structure | None]
+) -> list[Any]:
+    """Returns the tensors that consist of `parts`."""
+    remaining = iter(parts)
+    return [joined(remaining, structure) for structure in structures]
