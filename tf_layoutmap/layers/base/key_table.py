@@ -28,6 +28,7 @@ from tf_layoutmap.layers.base import (
     tables,
     weight_files,
 )
+from tf_layoutmap.layers.base.mark_weights import AccessedTables
 from tf_layoutmap.sharded.routing import checks as routing_checks
 from tf_layoutmap.vocabulary import (
     evicted,
@@ -45,7 +46,7 @@ _tpu = tf.tpu.experimental.embedding
 _TABLE = "embeddings"
 
 
-class KeyTable:
+class KeyTable(AccessedTables):
     """A table with keys as ids, which the host engine trains.
 
     Attributes:
@@ -349,27 +350,7 @@ class KeyTable:
         rows.set_shape(values.shape.concatenate([self._dim]))
         return rows
 
-    @property
-    def has_ordered_steps(self) -> bool:
-        """Whether TPU programs contain the steps, which have one call each."""
-        return self.access.has_ordered_steps
-
     # Interface of the mark weight (`mark_weights.MarkedTables`).
-
-    @property
-    def mark_shape(self) -> tuple[int, ...]:
-        """Shape of the mark weight."""
-        return self.access.mark_shape
-
-    @property
-    def variable_device(self) -> str:
-        """Device of the mark weight."""
-        return self.access.variable_device
-
-    @property
-    def num_replicas(self) -> int:
-        """Number of replicas of each step."""
-        return self.access.num_replicas
 
     @property
     def can_accumulate(self) -> bool:

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap.embedding.table_access import LayerAccess
+
 
 class MarkedTables(Protocol):
     """The tables of a layer with a mark weight.
@@ -63,6 +65,36 @@ class MarkedTables(Protocol):
 
     def load(self, store: Any) -> None:
         """Reads what `save` wrote."""
+
+
+class AccessedTables:
+    """Base class of `MarkedTables` whose tables a `TPUEmbedding` holds.
+
+    Attributes:
+      access: Access to the `TPUEmbedding`.
+    """
+
+    access: LayerAccess
+
+    @property
+    def has_ordered_steps(self) -> bool:
+        """Whether TPU programs contain the steps, which have one call each."""
+        return self.access.has_ordered_steps
+
+    @property
+    def mark_shape(self) -> tuple[int, ...]:
+        """Shape of the mark weight."""
+        return self.access.mark_shape
+
+    @property
+    def variable_device(self) -> str:
+        """Device of the mark weight."""
+        return self.access.variable_device
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of replicas of each step."""
+        return self.access.num_replicas
 
 
 # The tables of a layer with a mark weight are not Keras weights. `get_weights`

@@ -39,6 +39,7 @@ from tf_layoutmap.layers.base import (
 )
 from tf_layoutmap.layers.base import tables as base_tables
 from tf_layoutmap.layers.base.keras_rs_configs import ScheduledRate
+from tf_layoutmap.layers.base.mark_weights import AccessedTables
 from tf_layoutmap.sharded.routing import checks as routing_checks
 
 
@@ -162,7 +163,7 @@ def _mean_of_replicas(value: tf.Tensor, num_replicas: int) -> tf.Tensor:
     return total / num_replicas
 
 
-class EmbeddingSteps:
+class EmbeddingSteps(AccessedTables):
     """Runs the steps and lookups of layers, for both Keras versions.
 
     If a tape records, each replica calls `start`. The tape then computes the
@@ -263,11 +264,6 @@ class EmbeddingSteps:
         """Whether the tables are on a real or an emulated TPU."""
         return self.access.is_on_tpu
 
-    @property
-    def has_ordered_steps(self) -> bool:
-        """Whether TPU programs contain the steps, which have one call each."""
-        return self.access.has_ordered_steps
-
     def build(self):
         """Creates the tables. On a TPU, the first step creates the tables."""
         patches.ensure("function_traces")
@@ -302,21 +298,6 @@ class EmbeddingSteps:
     def table_names(self) -> list[str]:
         """Names of the tables."""
         return [table.name for table in self.spec.tables]
-
-    @property
-    def mark_shape(self) -> tuple[int, ...]:
-        """Shape of the mark weight."""
-        return self.access.mark_shape
-
-    @property
-    def variable_device(self) -> str:
-        """Device of the mark weight."""
-        return self.access.variable_device
-
-    @property
-    def num_replicas(self) -> int:
-        """Number of replicas of each step."""
-        return self.access.num_replicas
 
     @property
     def can_accumulate(self) -> bool:

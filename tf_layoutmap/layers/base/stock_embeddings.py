@@ -161,6 +161,9 @@ class ReplacedLayer(EmbeddingCore):
     _table = None
     _key_table = None
     _has_shard_arguments = False
+    # Function that returns the class of replaced layers for the value
+    # "replaced_class" of `get_config`.
+    _saved_class: Callable[[Any], type]
     # Whether the table is created only to hold the rows of the stock weight.
     _is_converting = False
 
@@ -170,6 +173,16 @@ class ReplacedLayer(EmbeddingCore):
         self.num_shards = min(num_shards, self.input_dim)
         self.optimizer = optimizer
         vars(optimizer)["row_constraint"] = self.embeddings_constraint
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Any:
+        """Creates a layer from the result of `get_config`."""
+        config = dict(config)
+        kind = cls._saved_class(config.pop("replaced_class"))
+        optimizer = config["optimizer"]
+        if isinstance(optimizer, dict):
+            optimizer = cls._keras.saving.deserialize_keras_object(optimizer)
+        return kind(**{**config, "optimizer": optimizer})
 
     def _table_initializer(self) -> Any:
         # The rows of the stock weight are assigned after the conversion.

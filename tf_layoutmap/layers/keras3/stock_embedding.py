@@ -202,15 +202,9 @@ class ReplacedEmbedding(
             },
         }
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Any:
-        """Creates a layer from the result of `get_config`."""
-        config = dict(config)
-        kind = replaced_class(_stock_class(config.pop("replaced_class")))
-        optimizer = config["optimizer"]
-        if isinstance(optimizer, dict):
-            optimizer = keras.saving.deserialize_keras_object(optimizer)
-        return kind(**{**config, "optimizer": optimizer})
+    @staticmethod
+    def _saved_class(config: Any) -> type:
+        return replaced_class(_stock_class(config))
 
 
 def _stock_class(config: dict[str, str]) -> type:
