@@ -50,6 +50,17 @@ WORKLOADS = {
             )
             for num_tables in (8, 64, 512)
         ),
+        *(
+            workloads.Workload(
+                f"4,096 ids, {num_tables} tables",
+                (2_097_152 // num_tables,) * num_tables,
+                16,
+                4096 // num_tables,
+                1,
+                1,
+            )
+            for num_tables in (8, 512)
+        ),
     )
 }
 
@@ -119,7 +130,28 @@ class Ours:
         return loss
 
 
-class Packed(Ours):
+class Unpacked(Ours):
+    """The contestant `tlm.TPUEmbedding` with a separate input per table.
+
+    The loss has the same ops as the loss of `Packed`.
+    """
+
+    def step(self, ids: tf.Tensor) -> tf.Tensor:
+        """Trains on `[num_tables, num_samples]` ids and returns the loss."""
+        return self._step(tf.unstack(ids))
+
+    def _step(self, features: Any) -> tf.Tensor:
+        self._embedding.enqueue(features)
+        activations = self._embedding.dequeue()
+        with tf.GradientTape() as tape:
+            tape.watch(activations)
+            joined = tf.concat(activations, axis=0)
+            loss = tf.reduce_sum(joined * joined)
+        self._embedding.apply_gradients(tape.gradient(loss, activations))
+        return loss
+
+
+class Packed(Unpacked):
     """The contestant `tlm.TPUEmbedding` with packed batches.
 
     The number of operations of a step does not depend on the number of tables,
@@ -133,14 +165,7 @@ class Packed(Ours):
 
     def step(self, ids: tf.Tensor) -> tf.Tensor:
         """Trains on a packed batch and returns the loss."""
-        self._embedding.enqueue(ids)
-        activations = self._embedding.dequeue()
-        with tf.GradientTape() as tape:
-            tape.watch(activations)
-            joined = tf.concat(activations, axis=0)
-            loss = tf.reduce_sum(joined * joined)
-        self._embedding.apply_gradients(tape.gradient(loss, activations))
-        return loss
+        return self._step(ids)
 
 
 class Stock:
@@ -249,6 +274,7 @@ CONTESTANTS = {
     "empty": Empty,
     "ours": Ours,
     "packed": Packed,
+    "unpacked": Unpacked,
     "bfloat16": lambda workload: Ours(workload, wire_dtype="bfloat16"),
     "layers": Layers,
     "stock": Stock,

@@ -180,3 +180,50 @@ def test_weights_are_checked_in_a_function():
 def test_ids_of_wrong_dtype_raise_with_a_remedy(ids, advice):
     with pytest.raises(TypeError, match=advice):
         inputs.read_feature(BAG, tf.constant(ids), None)
+
+
+def test_the_inputs_of_an_op_need_few_ops_per_feature():
+    @tf.function(
+        input_signature=[
+            [
+                tf.TensorSpec([None], tf.int64),
+                tf.RaggedTensorSpec([None, None], tf.int32),
+                tf.TensorSpec([None, 2], tf.int64),
+                tf.TensorSpec([None], tf.int64),
+            ]
+        ]
+    )
+    def combined(values):
+        read = [
+            inputs.read_feature(config.FeatureSpec("words", 0, 0), value, None)
+            for value in values
+        ]
+        return inputs.combine(read)
+
+    ragged = tf.ragged.constant([[5], [], [6, 7]], dtype=tf.int32)
+    three, two = tf.range(3, dtype=tf.int64), tf.range(2, dtype=tf.int64)
+    result = combined([three, ragged, tf.ones([3, 2], tf.int64), two])
+    assert result["num_samples"].numpy().tolist() == [3, 3, 3, 2]
+    assert [one.shape[0] for one in result["splits"]] == [0, 4, 0, 0]
+    assert [one.numpy().tolist() for one in result["ids"]] == [
+        [0, 1, 2],
+        [5, 6, 7],
+        [1] * 6,
+        [0, 1],
+    ]
+    graph = combined.get_concrete_function().graph
+    (sizes,) = (op for op in graph.get_operations() if op.type == "ShapeN")
+    assert len(sizes.inputs) == 4
+    weights = [one.op.inputs[0] for one in graph.outputs[-4:]]
+    assert len({one.name for one in weights}) == 1
+
+
+def test_a_checked_number_of_samples_is_used():
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def combined(value):
+        feature = config.FeatureSpec("words", 0, 0)
+        read = [inputs.read_feature(feature, value, None) for _ in range(2)]
+        read[0].num_samples = tf.constant(9, tf.int64)
+        return inputs.combine(read)["num_samples"]
+
+    assert combined(tf.range(3, dtype=tf.int64)).numpy().tolist() == [9, 3]

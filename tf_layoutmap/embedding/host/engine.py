@@ -106,19 +106,7 @@ def batch_inputs(
             "packed": True,
             "mark": features.mark,
         }
-    if not of_keys:
-        embedding_inputs.unify_id_types(features)
-    return {
-        "ids": [
-            tf.cast(feature.ids, tf.int64) if of_keys else feature.ids
-            for feature in features
-        ],
-        "splits": [tf.cast(feature.splits, tf.int64) for feature in features],
-        "num_samples": tf.stack(
-            [tf.cast(feature.num_samples, tf.int64) for feature in features]
-        ),
-        "weights": [feature.weights for feature in features],
-    }
+    return embedding_inputs.combine(features, of_keys=of_keys)
 
 
 def _offsets(shards: Sequence[tf.Variable]) -> list[int]:

@@ -194,15 +194,19 @@ def one_id_per_sample(ids: Sequence[tf.Tensor]) -> list[inputs.FeatureIds]:
       ids: For each feature, `[num_ids]` int64.
     """
     no_splits, no_weights = tf.zeros([0], tf.int64), tf.zeros([0])
-    sizes: Sequence[Any] = [part.shape[0] for part in ids]
-    if None in sizes:
-        sizes = tf.unstack(
-            tf.concat(tf.shape_n(list(ids), tf.int64), axis=0), num=len(ids)
+    features = []
+    for part in ids:
+        size: Any = part.shape[0]
+        counted = None
+        if size is None:
+            size = tf.size(part, tf.int64)
+            counted = size, part, 0
+        features.append(
+            inputs.FeatureIds(
+                part, no_splits, size, no_weights, counted=counted
+            )
         )
-    return [
-        inputs.FeatureIds(part, no_splits, size, no_weights)
-        for part, size in zip(ids, sizes)
-    ]
+    return features
 
 
 class JointLookups:
