@@ -59,6 +59,32 @@ def test_each_step_counts_once_if_workers_restart(
 
 
 @pytest.mark.exhaustive
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("steps", [1, 8])
+def test_each_step_of_joined_layers_counts_once(tmp_path, steps):
+    dice = random.Random(2)
+    with Cluster(tmp_path) as cluster:
+        cluster.train(
+            json.dumps(
+                {
+                    "layers": True,
+                    "work": 30000,
+                    "chunk": 4 * steps,
+                    "steps_per_closure": steps,
+                }
+            )
+        )
+        cluster.wait_for("DONE", _START)
+        for _ in range(8):
+            time.sleep(dice.uniform(0.1, 1))
+            cluster.restart("worker", dice.randrange(2))
+        cluster.wait_for(f"DONE {12 * steps}", 60)
+        found = cluster.finish(60)
+    assert found["num_updates"] == found["num_done"] >= 12 * steps
+    check(found)
+    assert found["num_repeated"] > 0
+
+
 def test_a_lost_server_raises_with_its_address(tmp_path):
     with Cluster(tmp_path, num_workers=1) as cluster:
         cluster.train()

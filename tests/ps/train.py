@@ -12,7 +12,9 @@ import os
 import pathlib
 import sys
 import time
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 import tf_layoutmap as tlm
@@ -44,6 +46,52 @@ def rows(one):
     ]
 
 
+class Layers:
+    """Two layers whose lookups and updates are joined."""
+
+    def __init__(self):
+        self.layers = [
+            tlm.layers.ShardedEmbedding(
+                8,
+                4,
+                num_shards=2,
+                embeddings_initializer="zeros",
+                optimizer=tpu.SGD(RATE),
+            )
+            for _ in range(2)
+        ]
+        for layer in self.layers:
+            layer.build()
+        self.weights = [layer.weights[0] for layer in self.layers]
+        self.optimizer = keras.optimizers.SGD()
+        self.optimizer.build(self.weights)
+        self.saved = tf.train.Checkpoint(
+            layers=[layer.embeddings for layer in self.layers]
+        )
+
+    @property
+    def embedding_tables(self):
+        return {layer.name: layer.embeddings for layer in self.layers}
+
+    def step(self, ids):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n(
+                [tf.reduce_sum(layer(ids)) for layer in self.layers]
+            )
+        gradients = tape.gradient(loss, [one.value for one in self.weights])
+        self.optimizer.apply(gradients, self.weights)
+
+    def stats(self):
+        table: Any = self.layers[0].optimizer
+        (joint,) = table._trained_table().joint_ops.values()
+        counts = joint.count().values()
+        return {
+            "num_updates": max(one.num_updates for one in counts),
+            "num_repeated": max(one.num_repeated for one in counts),
+            "staleness": {},
+        }
+
+
 def worked(times: int) -> tf.Tensor:
     """Returns a tensor whose computation takes time."""
     matrix = tf.random.uniform([64, 64])
@@ -61,8 +109,9 @@ def main():
     work = options.pop("work", 0)
     survives = options.pop("survives", False)
     strategy = tlm.ps.connect(timeout_seconds=60)
+    has_layers = options.pop("layers", False)
     with strategy.scope():
-        embeddings = embedding()
+        embeddings: Any = Layers() if has_layers else embedding()
 
     def dataset_fn():
         ids = tf.data.Dataset.from_tensors([ROW]).repeat()
@@ -74,6 +123,9 @@ def main():
         return ids
 
     def step(ids):
+        if has_layers:
+            embeddings.step(ids)
+            return worked(work)
         embeddings.enqueue({"a": ids, "b": ids})
         activations = embeddings.dequeue()
         embeddings.apply_gradients(
@@ -86,7 +138,7 @@ def main():
         step,
         dataset_fn,
         folder / "checkpoints",
-        objects={"embedding": embeddings},
+        objects={"embedding": embeddings.saved if has_layers else embeddings},
         **options,
     )
     if slow:

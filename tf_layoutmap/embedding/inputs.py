@@ -195,8 +195,12 @@ def _share_empty(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
 
 def _stack_sizes(features: Sequence[FeatureIds]) -> tf.Tensor:
     """Returns the numbers of samples, `[num_features]` int64."""
-    static = [feature.static_num_samples for feature in features]
-    if None not in static:
+    static = [
+        feature.num_samples
+        for feature in features
+        if isinstance(feature.num_samples, int)
+    ]
+    if len(static) == len(features):
         return tf.constant(static, tf.int64)
     counted = [feature.counted for feature in features]
     if len(features) > 1 and all(
