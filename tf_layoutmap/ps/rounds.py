@@ -39,10 +39,6 @@ AUTOMATIC_STEPS = 16
 _CLOSURE_SECONDS = 0.25
 # The same limit, relative to the maximum time without a finished closure.
 _CLOSURES_PER_DEADLINE = 40
-# A closure with several steps is traced when the training has taken longer than
-# this number of traces of a closure with one step.
-_TRACES = 8
-
 # Maximum number of failed closures in a round that run again.
 _MAX_FAILURES = 4
 
@@ -80,10 +76,10 @@ class AutomaticSteps:
 
     A closure with several steps takes less time per step, but another function
     has to be traced for it. The number is therefore 1 at first. It increases
-    once, when the time of the training so far is a multiple of the time of a
-    trace. The total time is then never much longer than with one step per
-    closure. The limits of the duration of a closure are much shorter than a
-    round and than the deadline.
+    once, when the training has taken as long as this trace is expected to take.
+    If the training ends at this moment, it takes about twice the time that it
+    takes with one step per closure; if it continues, it takes less time. The
+    duration of a closure is much shorter than a round and than the deadline.
     """
 
     def __init__(self, num_workers: int, deadline: float):
@@ -100,7 +96,7 @@ class AutomaticSteps:
         self._trace_seconds = self._seconds = self._step_seconds = 0.0
 
     def add_trace(self, seconds: float) -> None:
-        """Adds the duration of a trace of a closure with one step."""
+        """Adds the expected duration of the trace of a longer closure."""
         self._trace_seconds = max(self._trace_seconds, seconds)
 
     def add_round(self, num_steps: int, seconds: float) -> None:
@@ -115,7 +111,7 @@ class AutomaticSteps:
         Args:
           max_steps: Number of the remaining steps of the caller.
         """
-        if self._seconds <= _TRACES * self._trace_seconds:
+        if self._seconds <= self._trace_seconds:
             return 1
         # Each worker has at least two closures of a round.
         max_steps = min(max_steps, MAX_STEPS) // (2 * self._num_workers)
@@ -328,7 +324,10 @@ class Rounds:
             began = time.monotonic()
             self._trace(self._closure)
             if self._automatic is not None:
-                self._automatic.add_trace(time.monotonic() - began)
+                self._automatic.add_trace(
+                    (time.monotonic() - began)
+                    * self._closure.num_copies(AUTOMATIC_STEPS)
+                )
             if self._long_closure is not None:
                 self._trace(self._long_closure)
                 self._check_records()

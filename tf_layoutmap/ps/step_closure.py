@@ -273,6 +273,21 @@ class StepClosure:
         # The first trace may create layers.
         self._registration = resource_order.last_registration()
 
+    def num_copies(self, max_steps: int) -> int:
+        """Returns how many times a closure of several steps traces a step.
+
+        This closure must have one step, and must be traced. The trace of a
+        closure takes about the time of this number of its traces.
+
+        Args:
+          max_steps: Number of steps of the other closure, at least 2.
+        """
+        size = _max_group(len(_nodes_of(self._traced[1].graph)))
+        num_groups = (max_steps - 2) // size
+        in_loop = num_groups * size if num_groups > 1 else 0
+        # A closure with `OptionalBody` has another loop.
+        return max_steps - in_loop + (size if in_loop else 0) + 1
+
     def schedule(
         self,
         iterator: Any,
@@ -460,8 +475,12 @@ def _group_size(max_steps: int, prefetch_steps: int) -> int:
     if max_steps == 1:
         return 1
     nodes = _nodes_of(tf.compat.v1.get_default_graph())
-    size = min(_MAX_GROUP, _MAX_GROUP_OPS // len(nodes))
-    return max(1 + prefetch_steps, size)
+    return max(1 + prefetch_steps, _max_group(len(nodes)))
+
+
+def _max_group(num_ops: int) -> int:
+    """Returns the same for steps with `num_ops` ops, without prefetching."""
+    return max(1, min(_MAX_GROUP, _MAX_GROUP_OPS // num_ops))
 
 
 def _nodes_of(graph: Any) -> list[Any]:

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tf_layoutmap.ps import rounds
+from tf_layoutmap.ps import rounds, step_closure
 
 tpu = tf.tpu.experimental.embedding
 # `sys.argv` has other arguments if pytest imports this file.
@@ -290,9 +290,8 @@ def automatic_steps(strategy):
         return max(chosen)
 
     with (
-        mock.patch.multiple(
-            rounds, AUTOMATIC_STEPS=3, _CLOSURE_SECONDS=60.0, _TRACES=0
-        ),
+        mock.patch.multiple(rounds, AUTOMATIC_STEPS=3, _CLOSURE_SECONDS=60.0),
+        mock.patch.object(step_closure.StepClosure, "num_copies", lambda *_: 0),
         mock.patch.object(rounds.AutomaticSteps, "choose", recording),
     ):
         built = model(strategy)

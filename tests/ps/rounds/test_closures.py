@@ -199,3 +199,35 @@ def test_a_closure_runs_a_step_for_each_batch_until_the_dataset_ends(
         results += result.numpy().reshape(-1, 2).tolist()
     steps = [[number, number] for number in range(num_batches)]
     assert results == steps + [[-1, -1]] * (3 * max_steps - num_batches)
+
+
+@pytest.mark.parametrize("max_ops", [4000, 200, 60])
+def test_the_expected_number_of_copies_is_about_the_traced_number(
+    max_ops, monkeypatch
+):
+    monkeypatch.setattr(step_closure, "_MAX_GROUP_OPS", max_ops)
+
+    class Counting(Optional):
+        num_traces = 0
+
+        def run(self, batch):
+            self.num_traces += 1
+            values = [tf.cast(batch, tf.float64)] * 20
+            return tf.stack([tf.add_n([tf.abs(value) for value in values])])
+
+    body = Counting()
+    iterator = iter(tf.data.Dataset.range(100))
+    short, long = (
+        step_closure.StepClosure(None, body, steps, joins_results=True)
+        for steps in (1, 16)
+    )
+    short._traced[1] = tf.function(short._all_steps).get_concrete_function(
+        iterator, tf.TensorSpec([1, 2], tf.int64)
+    )
+    body.num_traces = 0
+    tf.function(long._all_steps).get_concrete_function(
+        iterator, tf.TensorSpec([16, 2], tf.int64)
+    )
+    # The first step of a longer closure has fewer ops than a closure of one.
+    ratio = short.num_copies(16) / body.num_traces
+    assert 0.5 <= ratio <= 2

@@ -103,6 +103,9 @@ class Closure:
     def trace(self, iterator):
         next(iterator, None)
 
+    def num_copies(self, max_steps):
+        return max_steps + 1
+
     def schedule(self, iterator, epoch, numbers, keeps_result):
         del iterator
         assert 1 <= len(numbers) <= self.max_steps
@@ -402,7 +405,7 @@ def test_worker_datasets_autotune_only_if_enabled(make_rounds, is_enabled):
 
 def test_the_number_of_steps_grows_when_a_trace_pays():
     tested = rounds.AutomaticSteps(num_workers=2, deadline=60)
-    tested.add_trace(0.5)
+    tested.add_trace(4)
     tested.add_round(100, 3.0)
     assert tested.choose(1000) == 1
     tested.add_round(1000, 3.0)
