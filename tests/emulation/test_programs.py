@@ -24,6 +24,7 @@ def two_cores():
         *KERAS_RS,
         "any_order",
         "sparse_core_ops",
+        "sparse_core_steps",
         TF_LAYOUTMAP_NUM_CORES="2",
     )
 
@@ -63,6 +64,11 @@ def test_programs_for_two_cores_on_one_host_pass(two_cores):
 @pytest.mark.slow
 def test_host_ops_of_sparse_cores_match_the_reference(two_cores):
     assert not two_cores["sparse_core_ops"], two_cores["sparse_core_ops"]
+
+
+@pytest.mark.slow
+def test_device_ops_of_sparse_cores_match_the_host_engine(two_cores):
+    assert not two_cores["sparse_core_steps"], two_cores["sparse_core_steps"]
 
 
 @pytest.mark.slow

@@ -30,6 +30,13 @@ _FOREIGN_OPS = (
     "SortListOfSparseCoreCooTensors",
     "ConvertToSparseCoreCsrWrappedCooTensor",
     "GetStatsFromListOfSparseCoreCooTensors",
+    "TPUCopyWithDynamicShape",
+    "TPUAnnotateTensorsWithDynamicShape",
+    "XlaSparseDenseMatmulWithStaticBufferSize",
+    *(
+        f"XlaSparseDenseMatmulGradWith{optimizer}AndStaticBufferSize"
+        for optimizer in ("Sgd", "Adagrad", "AdagradMomentum", "Adam", "Ftrl")
+    ),
     *(
         f"{verb}TPUEmbedding{optimizer}Parameters"
         for verb in ("Load", "Retrieve")
