@@ -215,3 +215,20 @@ def _add_variables_of_servers(op: Any, reads: Any, writes: Any) -> bool:
 
 
 tf_private.register_resource_resolver(_add_variables_of_servers)
+
+
+def read_and_written_by(op: Any) -> tuple[set[int], set[int]]:
+    """Returns the resources that an op uses, with the variables of servers.
+
+    Args:
+      op: Op of a traced function.
+
+    Returns:
+      The ids of the captured handles that the op reads, and of the captured
+      handles that it reads and writes.
+    """
+    reads, writes = tf_private.read_and_written_resources(op)
+    while _add_variables_of_servers(op, reads, writes):
+        pass
+    written = set(map(id, writes))
+    return set(map(id, reads)) - written, written

@@ -70,14 +70,14 @@ def reduce_messages(graph: Any, first_op: int, known: ReadValues) -> None:
             value = known.values.get(id(op.inputs[0]))
             if value is not None and number >= first_op:
                 _replace(_use(op.outputs[0], servers), value)
-        _, written = tf_private.read_and_written_resources(op)
+        _, written = resource_order.read_and_written_by(op)
         for resource in written:
-            known.values.pop(id(resource), None)
-            last_write[id(resource)] = number
+            known.values.pop(resource, None)
+            last_write[resource] = number
         if (
             number >= first_op
             and not op.type.startswith(_PREFIX)
-            and any(id(resource) in servers for resource in written)
+            and not servers.keys().isdisjoint(written)
         ):
             tf_private.run_independently_of_results(op)
     by_server: dict[str, list[_Use]] = {}
@@ -122,7 +122,7 @@ def _independent_reads(
     used: set[int] = set()
     written: set[int] = set()
     for number, op in enumerate(ops):
-        reads, writes = _resources(op)
+        reads, writes = resource_order.read_and_written_by(op)
         if (
             any(
                 tensor.op in dependent or tensor.op in joined
@@ -139,11 +139,6 @@ def _independent_reads(
             joined.add(op)
             independent.append((number, op))
     return independent
-
-
-def _resources(op: Any) -> tuple[set[int], set[int]]:
-    reads, writes = tf_private.read_and_written_resources(op)
-    return set(map(id, reads)), set(map(id, writes))
 
 
 def _is_small(value: tf.Tensor) -> bool:
