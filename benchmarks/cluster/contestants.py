@@ -270,7 +270,40 @@ class Layers:
         return loss
 
 
+class Dlrm(Layers):
+    """The contestant with a complete model: tables and dense layers."""
+
+    def __init__(self, workload: workloads.Workload):
+        """Creates the layers in the scope of the current strategy."""
+        super().__init__(workload)
+        self._dense = keras.Sequential(
+            [
+                keras.Input([workload.dim * len(workload.num_rows)]),
+                keras.layers.Dense(128, "relu"),
+                keras.layers.Dense(64, "relu"),
+                keras.layers.Dense(32, "relu"),
+                keras.layers.Dense(1),
+            ]
+        )
+        self._weights += self._dense.trainable_weights
+        self._optimizer = keras.optimizers.Adam()
+        self._optimizer.build(self._weights)
+
+    def step(self, ids: tf.Tensor) -> tf.Tensor:
+        """Trains on `[num_tables, num_samples]` ids and returns the loss."""
+        of_layers = tf.unstack(ids, num=len(self._layers))
+        with tf.GradientTape() as tape:
+            rows = [layer(own) for layer, own in zip(self._layers, of_layers)]
+            loss = tf.reduce_mean(self._dense(tf.concat(rows, axis=1)) ** 2)
+        gradients = tape.gradient(
+            loss, [weight.value for weight in self._weights]
+        )
+        self._optimizer.apply(gradients, self._weights)
+        return loss
+
+
 CONTESTANTS = {
+    "dlrm": Dlrm,
     "empty": Empty,
     "ours": Ours,
     "packed": Packed,
