@@ -25,6 +25,7 @@ CORE = [
     "servers",
     "served_keys",
     "exchange",
+    "collectives",
 ]
 
 INCLUDE = re.compile(r'^#include "cc/core/(\w+)/', re.M)
