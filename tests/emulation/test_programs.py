@@ -35,6 +35,16 @@ def two_hosts():
     return runner.run_programs("two_hosts", "three_settings", "names_of_tpus")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "tpu", ["v5p", pytest.param("v6e", marks=pytest.mark.exhaustive)]
+)
+def test_stock_embeddings_train_on_sparse_cores(tpu):
+    name = "sparse_core_training"
+    found = runner.run_programs(name, TF_LAYOUTMAP_TPU=tpu)
+    assert not found[name], found[name]
+
+
 @pytest.fixture(scope="module")
 def one_host_of_four(tmp_path_factory):
     """Returns the failures of each program for four cores on one host."""

@@ -383,6 +383,12 @@ def stacked_table_offsets(
     ).table_to_stacked_table_offset
 
 
+# Class of the tables of a `TPUEmbeddingV2`. The emulation replaces its methods
+# that require a TPU program.
+TPUEmbeddingShardedVariable = _private(
+    "tpu.tpu_embedding_v3", "TPUEmbeddingShardedVariable"
+)
+
 # The module that returns the host of a TPU core. The emulation replaces its
 # function.
 device_util = _private("distribute", "device_util")

@@ -6,6 +6,12 @@ from tf_layoutmap.emulation import tpu_answers
 EMULATION_GROUP = "emulation"
 ENUM = "tpu_optimizer_enum"
 _STOCK = "tensorflow:tpu.experimental.embedding.TPUEmbedding"
+_STOCK_V2 = "tensorflow:tpu.experimental.embedding.TPUEmbeddingV2"
+_SHARDED = "_core.tf_private:TPUEmbeddingShardedVariable"
+_ONLY_IN_PROGRAM = (
+    "TensorFlow requires the control flow context of a TPU program to access "
+    "the shard of a core."
+)
 _PROGRAMS = "tests/emulation/test_programs.py"
 
 
@@ -53,6 +59,25 @@ PATCHES: tuple[Patch, ...] = (
         tpu_answers.is_in_program,
         "TensorFlow checks for the control flow context of a TPU program, "
         "which does not exist in the emulation.",
+    ),
+    _emulation_entry(
+        _STOCK_V2,
+        "_raise_error_for_incorrect_control_flow_context",
+        tpu_answers.is_in_program,
+        "TensorFlow checks for the control flow context of a TPU program, "
+        "which does not exist in the emulation.",
+    ),
+    _emulation_entry(
+        _SHARDED, "read_value", tpu_answers.read_sharded, _ONLY_IN_PROGRAM
+    ),
+    _emulation_entry(
+        _SHARDED,
+        "_dense_var_to_tensor",
+        tpu_answers.sharded_to_tensor,
+        _ONLY_IN_PROGRAM,
+    ),
+    _emulation_entry(
+        _SHARDED, "assign", tpu_answers.assign_sharded, _ONLY_IN_PROGRAM
     ),
     _emulation_entry(
         _STOCK,

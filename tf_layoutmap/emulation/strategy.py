@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
@@ -111,6 +112,9 @@ def _add(step: _Step, op: tf.Operation, call: str):
 # of the function. TPUEmbedding recognizes the arguments by this attribute.
 _INPUT_MARK = "_tpu_input_identity"
 
+# Attribute of the ops that `TPUEmbeddingV2` pipelines.
+_PIPELINING_ATTR = "_embedding_pipelining"
+
 # Types of TPU ops, and of ops that may contain TPU ops.
 _USES_THE_TPU = frozenset(
     {
@@ -118,6 +122,17 @@ _USES_THE_TPU = frozenset(
         "DynamicEnqueueTPUEmbeddingArbitraryTensorBatch",
         "RecvTPUEmbeddingActivations",
         "SendTPUEmbeddingGradients",
+        "XlaSparseDenseMatmulWithStaticBufferSize",
+        *(
+            f"XlaSparseDenseMatmulGradWith{optimizer}AndStaticBufferSize"
+            for optimizer in (
+                "Sgd",
+                "Adagrad",
+                "AdagradMomentum",
+                "Adam",
+                "Ftrl",
+            )
+        ),
         "If",
         "While",
         "Case",
@@ -147,10 +162,18 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
     # The class MirroredExtended reads this attribute.
     _collective_key_base = 0
 
-    def __init__(self, devices: Devices):
-        """Creates a strategy. The logical CPUs of `devices` must exist."""
+    def __init__(self, devices: Devices, sparse_cores_per_chip: int = 0):
+        """Creates a strategy. The logical CPUs of `devices` must exist.
+
+        Args:
+          devices: The devices of all cores and hosts.
+          sparse_cores_per_chip: Number of SparseCores of each core, which then
+            represents a chip. 0 for a TPU with an embedding engine.
+        """
         # `TPUStrategy.__init__` is not called, because it requires a TPU.
-        tf.distribute.Strategy.__init__(self, _Extended(self, devices))
+        tf.distribute.Strategy.__init__(
+            self, _Extended(self, devices, sparse_cores_per_chip)
+        )
         self._functions = weakref.WeakKeyDictionary()
         # The `turn` variables make a core run its programs one after the other.
         # TensorFlow orders only ops that use the same resource, and TPU ops do
@@ -239,6 +262,8 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
                 if op.device not in others
             ]
             uses = [op for op in new if op.type in _USES_THE_TPU]
+            for op in uses:
+                _check_not_pipelined(op)
             correct_step_modes(graph, number, new)
             with tf.control_dependencies(uses):
                 turn.assign_add(1, read_value=False)
@@ -268,6 +293,21 @@ def _core_of(graph):
         _running.graph = outer
 
 
+def _check_not_pipelined(op: tf.Operation) -> None:
+    """Raises an error if a TPU would run an op of SparseCores one step late."""
+    try:
+        mode = tf.compat.as_str(op.get_attr(_PIPELINING_ATTR))
+    except ValueError:
+        return
+    if not mode.endswith("_sequential"):
+        raise NotImplementedError(
+            "The emulation does not support "
+            "`pipeline_execution_with_tensor_core=True` of `TPUEmbeddingV2`: a "
+            "TPU would use tables without the update of the last step. Leave "
+            "the argument out."
+        )
+
+
 def _mark_input(value: Any) -> Any:
     if isinstance(value, tf.SparseTensor | tf.RaggedTensor):
         return tf.nest.map_structure(_mark_input, value, expand_composites=True)
@@ -281,7 +321,12 @@ def _mark_input(value: Any) -> Any:
 class _Extended(tf_private.MirroredExtended):
     """Implementation of the strategy, with variables mirrored over cores."""
 
-    def __init__(self, strategy: EmulatedTPUStrategy, devices: Devices):
+    def __init__(
+        self,
+        strategy: EmulatedTPUStrategy,
+        devices: Devices,
+        sparse_cores_per_chip: int,
+    ):
         # ReductionToOneDevice is used because it sums in the order of replicas,
         # so that repeated runs are bitwise identical.
         super().__init__(
@@ -290,6 +335,9 @@ class _Extended(tf_private.MirroredExtended):
             cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
         self._devices_of_tpu = devices
+        self.sparse_cores_per_chip = sparse_cores_per_chip
+        # Read by `TPUEmbeddingV2`. A replica has one device.
+        self._tpu_devices = np.array([[core] for core in devices.cores])
 
     @property
     def num_hosts(self) -> int:
@@ -305,11 +353,12 @@ class _Extended(tf_private.MirroredExtended):
 
     @property
     def tpu_hardware_feature(self):
-        """Hardware features of a chip with TPUEmbedding, without SparseCore."""
+        """Whether a chip has an embedding engine (1) or SparseCores (2)."""
         # HardwareFeature expects a proto, and reads only these two fields.
         return tf.tpu.experimental.HardwareFeature(
             types.SimpleNamespace(
-                embedding_feature=1, num_embedding_devices_per_chip=0
+                embedding_feature=2 if self.sparse_cores_per_chip else 1,
+                num_embedding_devices_per_chip=self.sparse_cores_per_chip,
             )
         )
 

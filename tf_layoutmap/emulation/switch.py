@@ -7,10 +7,11 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Iterator
+from typing import Literal
 
 import tensorflow as tf
 
-from tf_layoutmap._core import ops, tf_private
+from tf_layoutmap._core import checks, ops, tf_private
 from tf_layoutmap.emulation import devices, tpu_answers
 from tf_layoutmap.emulation.strategy import EmulatedTPUStrategy
 
@@ -51,6 +52,10 @@ _FOREIGN_OPS = (
 )
 
 
+# SparseCores of each chip, by the type of the TPU.
+_SPARSE_CORES_PER_CHIP = {"v4": 0, "v5p": 4, "v6e": 2}
+
+
 @dataclasses.dataclass
 class _Process:
     """The state of the emulation in this process.
@@ -74,6 +79,7 @@ def enable(
     num_hosts: int = 1,
     *,
     deadline: float = 60.0,
+    tpu: Literal["v4", "v5p", "v6e"] = "v4",
 ) -> EmulatedTPUStrategy:
     """Runs TensorFlow's TPU embedding ops on the CPU, in this process.
 
@@ -99,37 +105,55 @@ def enable(
         After this time, the op raises `tf.errors.DeadlineExceededError` with a
         report about the queues. On a real TPU, the op would wait without a
         timeout.
+      tpu: Type of the TPU. A v4 has an embedding engine, for TensorFlow's
+        `TPUEmbedding`. Each chip of a v5p has 4 SparseCores, and each chip of a
+        v6e has 2 SparseCores, for TensorFlow's `TPUEmbeddingV2`. With
+        SparseCores, each core represents a chip, so `num_cores` is the number
+        of chips, and must be a power of two.
 
     Returns:
       A strategy for which `isinstance(strategy, tf.distribute.TPUStrategy)` is
-      True. Another call with the same number of cores and hosts returns the
-      same strategy.
+      True. Another call with the same numbers of cores and hosts and the same
+      type of TPU returns the same strategy.
 
     Raises:
       TypeError: If an argument is not a number.
-      ValueError: If `num_cores` is not a multiple of `num_hosts`, or if an
-        argument is out of range.
+      ValueError: If `num_cores` is not a multiple of `num_hosts`, if it is not
+        a power of two with SparseCores, or if an argument is out of range.
       RuntimeError: If the process has a TPU runtime, if TensorFlow has already
         started and has too few logical CPUs, or if the emulation was enabled
-        with another number of cores or hosts.
+        with another number of cores or hosts, or another type of TPU.
     """
     _check_numbers(num_cores, num_hosts, deadline)
+    checks.check_one_of("tpu", tpu, tuple(_SPARSE_CORES_PER_CHIP))
+    sparse_cores = _SPARSE_CORES_PER_CHIP[tpu]
+    if sparse_cores and num_cores & (num_cores - 1):
+        raise ValueError(
+            checks.message(
+                "num_cores", f"a power of two with tpu={tpu!r}", num_cores
+            )
+        )
     if _process.strategy is not None:
-        _check_same(_process.strategy, num_cores, num_hosts)
+        _check_same(_process.strategy, num_cores, num_hosts, sparse_cores)
     if not _process.is_loaded:
         _check_no_kernels()
     logical_devices = devices.create_devices(num_cores, num_hosts)
     library = ops.load_emulation()
     _process.is_loaded = True
     library.layout_map_set_up_emulation(
-        num_cores=num_cores, num_hosts=num_hosts, deadline=deadline
+        num_cores=num_cores,
+        num_hosts=num_hosts,
+        deadline=deadline,
+        sparse_cores_per_chip=sparse_cores,
     )
     if not _process.is_enabled:
         tpu_answers.install(logical_devices)
         _process.is_enabled = True
     strategy = _process.strategy
     if strategy is None:
-        strategy = _process.strategy = EmulatedTPUStrategy(logical_devices)
+        strategy = _process.strategy = EmulatedTPUStrategy(
+            logical_devices, sparse_cores
+        )
     return strategy
 
 
@@ -154,12 +178,13 @@ def enabled(
     num_hosts: int = 1,
     *,
     deadline: float = 60.0,
+    tpu: Literal["v4", "v5p", "v6e"] = "v4",
 ) -> Iterator[EmulatedTPUStrategy]:
     """Enables the emulation in a `with` block.
 
     The arguments are the same as for `enable`.
     """
-    strategy = enable(num_cores, num_hosts, deadline=deadline)
+    strategy = enable(num_cores, num_hosts, deadline=deadline, tpu=tpu)
     try:
         yield strategy
     finally:
@@ -224,13 +249,21 @@ def _check_numbers(num_cores: int, num_hosts: int, deadline: float) -> None:
         )
 
 
-def _check_same(strategy: EmulatedTPUStrategy, num_cores: int, num_hosts: int):
+def _check_same(
+    strategy: EmulatedTPUStrategy,
+    num_cores: int,
+    num_hosts: int,
+    sparse_cores: int,
+) -> None:
     before = (strategy.num_replicas_in_sync, strategy.extended.num_hosts)
-    if before != (num_cores, num_hosts):
+    cores_before = strategy.extended.sparse_cores_per_chip
+    if (*before, cores_before) != (num_cores, num_hosts, sparse_cores):
         raise RuntimeError(
             "A process can emulate only one TPU. The emulation was enabled "
-            f"with num_cores={before[0]}, num_hosts={before[1]}. Received: "
-            f"num_cores={num_cores}, num_hosts={num_hosts}."
+            f"with num_cores={before[0]}, num_hosts={before[1]} and "
+            f"{cores_before} SparseCores per chip. Received: "
+            f"num_cores={num_cores}, num_hosts={num_hosts} and {sparse_cores} "
+            "SparseCores per chip."
         )
 
 

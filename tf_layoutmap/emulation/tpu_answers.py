@@ -21,6 +21,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import tensorflow as tf
+
 from tf_layoutmap._core import patches
 from tf_layoutmap.embedding import tpu_program
 from tf_layoutmap.embedding.tpu import batches
@@ -110,6 +112,44 @@ def enqueue(
     if device is not None and isinstance(strategy, EmulatedTPUStrategy):
         device = strategy.extended.tpu_name_of(device)
     return original(embedding, features, weights, training, name, device)
+
+
+def read_sharded(original: Callable[..., Any], variable: Any) -> Any:
+    """Returns the shard of the calling core inside `strategy.run`."""
+    if graph_of_core() is None:
+        return original(variable)
+    return tf.raw_ops.ReadVariableOp(
+        resource=variable.handle, dtype=variable.dtype
+    )
+
+
+def sharded_to_tensor(
+    original: Callable[..., Any],
+    variable: Any,
+    dtype: Any = None,
+    name: str | None = None,
+    as_ref: bool = False,
+) -> Any:
+    """Returns the shard of the calling core inside `strategy.run`."""
+    if graph_of_core() is None:
+        return original(variable, dtype, name, as_ref)
+    return read_sharded(original, variable)
+
+
+def assign_sharded(
+    original: Callable[..., Any],
+    variable: Any,
+    value: Any,
+    use_locking: bool = False,
+    name: str | None = None,
+    read_value: bool = True,
+) -> Any:
+    """Assigns the shard of the calling core inside `strategy.run`."""
+    if graph_of_core() is None:
+        return original(variable, value, use_locking, name, read_value)
+    value = tf.convert_to_tensor(value, variable.dtype)
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+    return read_sharded(original, variable)
 
 
 class _WithEnum:

@@ -207,6 +207,20 @@ class DeviceOp : public AsyncOpKernel {
       return absl::FailedPreconditionError(
           "The emulated TPU is not set up; call `tlm.emulation.enable` first");
     }
+    const int64_t of_system = TpuSystem::Get().sparse_cores_per_chip();
+    if (settings_.cores_per_chip == -1) {
+      call->settings.cores_per_chip = of_system;
+    } else if (of_system != 0 && of_system != settings_.cores_per_chip) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "`num_sparsecores_per_device` must be the number of SparseCores of "
+          "an emulated chip, ",
+          of_system, ". Received: ", settings_.cores_per_chip));
+    }
+    if (call->settings.cores_per_chip == 0) {
+      return absl::FailedPreconditionError(
+          "The emulated TPU has no SparseCores; pass `tpu` to "
+          "`tlm.emulation.enable`");
+    }
     const Tensor* table;
     TF_RETURN_IF_ERROR(GetInput(ctx, "embedding_table", 2, &table));
     call->settings.rows_per_chip = table->dim_size(0);

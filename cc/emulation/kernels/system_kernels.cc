@@ -26,11 +26,13 @@ REGISTER_OP("LayoutMap>SetUpEmulation")
     .Attr("num_cores: int")
     .Attr("num_hosts: int")
     .Attr("deadline: float")
+    .Attr("sparse_cores_per_chip: int = 0")
     .SetIsStateful()
     .SetShapeFn(NoOutputs)
     .Doc(
-        "Sets the number of cores and hosts of the emulated TPU, and the "
-        "deadline of waiting calls in seconds.");
+        "Sets the number of cores and hosts of the emulated TPU, the deadline "
+        "of waiting calls in seconds, and the number of SparseCores of each "
+        "core, which represents a chip. 0 if the TPU has no SparseCores.");
 
 REGISTER_OP("LayoutMap>ResetEmulation")
     .SetIsStateful()
@@ -51,17 +53,21 @@ class SetUpEmulationOp : public Kernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_cores", &num_cores_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("num_hosts", &num_hosts_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("deadline", &deadline_));
+    OP_REQUIRES_OK(
+        ctx, ctx->GetAttr("sparse_cores_per_chip", &sparse_cores_per_chip_));
   }
 
   void Run(OpKernelContext* ctx) override {
     OP_REQUIRES_OK(ctx,
-                   TpuSystem::Get().SetUp(num_cores_, num_hosts_, deadline_));
+                   TpuSystem::Get().SetUp(num_cores_, num_hosts_, deadline_,
+                                          sparse_cores_per_chip_));
   }
 
  private:
   int32_t num_cores_;
   int32_t num_hosts_;
   float deadline_;
+  int32_t sparse_cores_per_chip_;
 };
 
 class ResetEmulationOp : public Kernel {

@@ -31,7 +31,7 @@ TpuSystem& TpuSystem::Get() {
 }
 
 absl::Status TpuSystem::SetUp(int32_t num_cores, int32_t num_hosts,
-                              float deadline) {
+                              float deadline, int32_t sparse_cores_per_chip) {
   if (num_cores < 1 || num_hosts < 1 || num_cores % num_hosts != 0 ||
       !(deadline > 0 && deadline <= 1e6f)) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -48,6 +48,7 @@ absl::Status TpuSystem::SetUp(int32_t num_cores, int32_t num_hosts,
   }
   num_cores_ = num_cores;
   num_hosts_ = num_hosts;
+  sparse_cores_per_chip_ = sparse_cores_per_chip;
   patience_ = std::chrono::duration_cast<PendingCalls::Clock::duration>(
       std::chrono::duration<float>(deadline));
   return absl::OkStatus();
@@ -58,6 +59,11 @@ absl::Status TpuSystem::Configure(const std::string& config) {
   if (num_cores_ == 0) {
     return absl::FailedPreconditionError(
         "The emulated TPU is not set up; call `tlm.emulation.enable` first");
+  }
+  if (sparse_cores_per_chip_ > 0) {
+    return absl::FailedPreconditionError(
+        "The emulated TPU has SparseCores and no embedding engine; use "
+        "`TPUEmbeddingV2`, or call `tlm.emulation.enable` without `tpu`");
   }
   if (engine_ != nullptr) {
     return absl::FailedPreconditionError(
@@ -106,6 +112,11 @@ int32_t TpuSystem::num_cores() const {
 int32_t TpuSystem::num_hosts() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return num_hosts_;
+}
+
+int32_t TpuSystem::sparse_cores_per_chip() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return sparse_cores_per_chip_;
 }
 
 PendingCalls::Clock::duration TpuSystem::patience() const {

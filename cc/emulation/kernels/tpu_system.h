@@ -24,7 +24,8 @@ class TpuSystem {
  public:
   static TpuSystem& Get();
 
-  absl::Status SetUp(int32_t num_cores, int32_t num_hosts, float deadline);
+  absl::Status SetUp(int32_t num_cores, int32_t num_hosts, float deadline,
+                     int32_t sparse_cores_per_chip);
   // Creates the engine for the TPU embedding in `config`. The caller must load
   // the tables afterwards.
   absl::Status Configure(const std::string& config);
@@ -40,6 +41,8 @@ class TpuSystem {
 
   int32_t num_cores() const;
   int32_t num_hosts() const;
+  // Returns 0 if the TPU has no SparseCores.
+  int32_t sparse_cores_per_chip() const;
   PendingCalls::Clock::duration patience() const;
 
  private:
@@ -48,6 +51,7 @@ class TpuSystem {
   // Both numbers are 0 before the setup of the system.
   int32_t num_cores_ = 0;
   int32_t num_hosts_ = 0;
+  int32_t sparse_cores_per_chip_ = 0;
   PendingCalls::Clock::duration patience_{};
   EmulatedEnginePtr engine_;
 };

@@ -368,7 +368,6 @@ def test_an_op_in_a_loop_runs_once_per_iteration():
         ({}, dict(input_size=6), "sample 3 of 3 samples"),
         ({}, dict(input_size=5), "num_samples_per_chip 5 not divisible"),
         ({}, dict(num_sparsecores_per_device=3), "power of two, but got: 3"),
-        ({}, dict(num_sparsecores_per_device=-1), "power of two, but got: -1"),
         (
             {},
             dict(num_minibatches_per_physical_sparse_core=9),
@@ -387,6 +386,17 @@ def test_invalid_inputs_raise_on_all_chips(buffers, changes, words):
             lambda table, buffers: look_up(table, buffers, 8, 2, **changes),
             zero_tables(),
             one_id(**buffers),
+        )
+
+
+def test_a_tpu_without_sparse_cores_raises():
+    with pytest.raises(
+        tf.errors.FailedPreconditionError, match="pass `tpu` to"
+    ):
+        on_each_chip(
+            lambda table, buffers: look_up(table, buffers, 8, -1),
+            zero_tables(),
+            one_id(),
         )
 
 
