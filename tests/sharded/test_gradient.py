@@ -202,3 +202,29 @@ def test_sgd_with_the_gradient_matches_sgd_on_one_variable(values, sizes):
                 tf.IndexedSlices(gradient.values * 0.5, gradient.indices)
             )
     np.testing.assert_array_equal(table.numpy(), one.numpy())
+
+
+@pytest.mark.parametrize("dtype", [tf.int32, tf.int64])
+def test_the_gradient_of_one_shard_does_not_route_ids(dtype):
+    values = np.arange(12, dtype=np.float32).reshape(6, 2)
+    table = tlm.ShardedVariable([tf.Variable(values)])
+    weights = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
+
+    @tf.function
+    def gradient(ids):
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(tf.gather(table, ids) * weights)
+        return tape.gradient(total, table.variables)
+
+    ids = tf.constant([5, 0, 5], dtype)
+    (found,) = gradient(ids)
+    graph = gradient.get_concrete_function(ids).graph.as_graph_def()
+    types = {node.op for node in graph.node}
+    for function in graph.library.function:
+        types |= {node.op for node in function.node_def}
+    assert "LayoutMap>GatherRows" in types
+    assert "LayoutMap>RouteIds" not in types
+    assert found.indices.dtype == dtype
+    np.testing.assert_array_equal(found.indices, ids)
+    np.testing.assert_array_equal(found.values, weights)
+    assert found.dense_shape.numpy().tolist() == [6, 2]

@@ -86,7 +86,22 @@ def register(ops: Any) -> None:
         values = tf.reshape(
             gradient, tf.concat([tf.shape(flat_ids), row_shape], axis=0)
         )
-        if num_shards > 1 and _in_loop_body():
+        if num_shards == 1:
+            # The rows of a single shard are the ids, so the gradients are not
+            # routed and copied.
+            (size,) = _shard_sizes(offsets, 1)
+            return [
+                tf.IndexedSlices(
+                    values,
+                    flat_ids,
+                    dense_shape=tf.concat(
+                        [[tf.cast(size, tf.int32)], row_shape], axis=0
+                    ),
+                ),
+                None,
+                None,
+            ]
+        if _in_loop_body():
             return [
                 *_masked_by_shard(
                     flat_ids, values, offsets, num_shards, placement

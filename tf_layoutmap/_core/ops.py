@@ -87,8 +87,8 @@ class OpLibrary:
     Loading a library registers all ops, kernels and shape functions, so that
     programs can load models that contain the ops. The Python function of an op
     is compiled when it is first used: compiling the functions of all ops, as in
-    `tf.load_op_library`, would take a third of the time of importing this
-    package.
+    `tf.load_op_library`, would take 0.1 s, which is more than all other imports
+    of this package.
     """
 
     def __init__(self, handle: Any):

@@ -285,7 +285,7 @@ def registered_ops() -> Any:
 
 # Load a library of ops, and generate the Python functions of single ops. The
 # public function `tf.load_op_library` compiles the functions of all ops of a
-# library, which takes a third of the time of importing this package.
+# library, which takes more time than all other imports of this package.
 register_library = _private("client.pywrap_tf_session", "TF_LoadLibrary")
 _ops_of_library = _private("client.pywrap_tf_session", "TF_GetOpList")
 _delete_library_handle = _private(
