@@ -109,8 +109,7 @@ class LocalReduceOp : public tensorflow::AsyncOpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("final_op", &final));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("timeout_seconds", &timeout));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("Nordering_token", &num_tokens));
-    // TensorFlow recognizes the ops of DTensor by their names, too. Only these
-    // ops have the same step id on all devices.
+    // TensorFlow recognizes the ops of DTensor by their names, too.
     is_replaced_ = IsEnabled() && absl::StrContains(name(), "DTensor") &&
                    timeout <= 0 && num_tokens == 0 &&
                    ReadType(dtype, &reduction_.type) &&
@@ -213,11 +212,14 @@ class LocalReduceOp : public tensorflow::AsyncOpKernel {
       return;
     }
     const tensorflow::FrameAndIter frame = ctx->frame_iter();
-    const int64_t step = ctx->step_id();
+    // The body of a loop that is called as a function has different step ids on
+    // different devices, so steps are not compared. As with TensorFlow's kernel,
+    // only one step of a function may run at a time.
+    constexpr int64_t kStep = 0;
     // If the device waits, another thread may delete `ctx` during this call.
     ArrivalTable::Result result = group->meetings->table().Arrive(
         {group->key, instance, frame.frame_id, frame.iter_id}, group->rank,
-        group->size, step, std::move(device));
+        group->size, kStep, std::move(device));
     switch (result.outcome) {
       case ArrivalTable::Outcome::kWaiting:
         return;
