@@ -42,6 +42,12 @@ def test_an_invalid_task_raises(arguments, words):
         server.read_task(*arguments)
 
 
+def test_threads_without_work_sleep():
+    config = server.session_config(8)
+    assert config.inter_op_parallelism_threads == 8
+    assert config.experimental.disable_thread_spinning
+
+
 # Program of the chief, which schedules a step on the worker, and then reads and
 # writes variables itself.
 CHIEF = textwrap.dedent("""

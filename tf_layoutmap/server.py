@@ -147,6 +147,25 @@ def num_threads(
     return max(_LEAST_THREADS, num_cores, num_workers + 1)
 
 
+def session_config(inter_op_threads: int) -> tf.compat.v1.ConfigProto:
+    """Returns the options of a server.
+
+    By default, a thread without work searches for work for a while before it
+    sleeps. The threads of a server wait for messages several times in each
+    step, and the search takes about 5 % of the processor time of a step.
+
+    Args:
+      inter_op_threads: Number of threads that run operations; 0 for the number
+        in the environment.
+    """
+    return tf.compat.v1.ConfigProto(
+        inter_op_parallelism_threads=inter_op_threads,
+        experimental=tf.compat.v1.ConfigProto.Experimental(
+            disable_thread_spinning=True
+        ),
+    )
+
+
 def _read_json(name: str, text: str) -> dict:
     try:
         value = json.loads(text)
@@ -179,8 +198,8 @@ def main(argv: list[str]) -> None:
         task_index=task_index,
         protocol="grpc",
         start=True,
-        config=tf.compat.v1.ConfigProto(
-            inter_op_parallelism_threads=num_threads(
+        config=session_config(
+            num_threads(
                 len(os.sched_getaffinity(0)),
                 len(jobs.get("worker", ())),
                 os.environ.get(_NUM_THREADS),
