@@ -270,6 +270,70 @@ def test_a_loop_of_steps_equals_single_steps():
         )
 
 
+def fit_with_keras_rs(strategy):
+    """Returns the trained tables, by name."""
+    keras = pytest.importorskip("keras")
+    keras_rs = pytest.importorskip("keras_rs")
+    on_host = strategy is None
+    tables = {
+        name: keras_rs.layers.TableConfig(
+            name,
+            num_rows,
+            DIM,
+            optimizer="adagrad",
+            combiner="sum",
+            initializer=keras.initializers.Constant(0.5),
+            placement="auto" if on_host else "sparsecore",
+        )
+        for name, num_rows in (("ads", 70), ("users", 100))
+    }
+    size = NUM_CHIPS * NUM_SAMPLES
+    features = {
+        name: keras_rs.layers.FeatureConfig(
+            name, tables[table], (size, 1), (size, DIM)
+        )
+        for name, table in (("ad", "ads"), ("user", "users"))
+    }
+    generator = np.random.default_rng(7)
+    ids = {
+        "ad": generator.integers(0, 70, [5 * size, 1]),
+        "user": generator.integers(0, 100, [5 * size, 1]),
+    }
+    factors = generator.normal(size=[5 * size, DIM]).astype(np.float32)
+    dataset = tf.data.Dataset.from_tensor_slices((ids, factors)).batch(
+        size, drop_remainder=True
+    )
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    with (strategy or tf.distribute.get_strategy()).scope():
+        layer = (
+            tlm.layers.TPUEmbedding(features)
+            if on_host
+            else keras_rs.layers.DistributedEmbedding(features)
+        )
+        given = {
+            name: keras.Input([1], dtype="int64", name=name)
+            for name in features
+        }
+        found = layer(given)
+        model = keras.Model(given, found["ad"] * found["user"])
+        model.compile("sgd", lambda y, x: keras.ops.sum(x * y, axis=1))
+    model.fit(dataset.with_options(options), verbose=0)
+    if not on_host:
+        return {name: table_of(layer._tpu_embedding, name) for name in tables}
+    return {
+        table.name: rows.numpy()
+        for table, rows in layer.embedding.embedding_tables.items()
+    }
+
+
+def test_unmodified_keras_rs_equals_the_host_engine():
+    found, expected = fit_with_keras_rs(STRATEGY), fit_with_keras_rs(None)
+    for name, rows in expected.items():
+        assert (rows != 0.5).any()
+        np.testing.assert_array_equal(found[name], rows)
+
+
 def test_the_class_for_an_embedding_engine_raises():
     with STRATEGY.scope():
         embedding = tpu.TPUEmbedding(config(), OPTIMIZERS["sgd"])
