@@ -27,7 +27,7 @@ void ArrivalTable::TakeAll(Operation* operation, Arrivals* arrivals) {
 }
 
 ArrivalTable::Result ArrivalTable::Arrive(const CollectiveKey& key, int rank,
-                                          int num_ranks, int64_t step,
+                                          int num_ranks,
                                           std::shared_ptr<Arrival> arrival) {
   assert(rank >= 0 && rank < num_ranks);
   Result result;
@@ -39,11 +39,8 @@ ArrivalTable::Result ArrivalTable::Arrive(const CollectiveKey& key, int rank,
   }
   const auto [it, is_first] = operations_.try_emplace(key);
   Operation& operation = it->second;
-  if (is_first) {
-    operation.step = step;
-    operation.arrivals.resize(num_ranks);
-  }
-  if (operation.step != step || rank >= operation.arrivals.size() ||
+  if (is_first) operation.arrivals.resize(num_ranks);
+  if (rank >= operation.arrivals.size() ||
       num_ranks != operation.arrivals.size() ||
       operation.arrivals[rank] != nullptr) {
     result.outcome = Outcome::kConflict;

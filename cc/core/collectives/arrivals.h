@@ -57,9 +57,10 @@ class ArrivalTable {
     kWaiting,
     // All devices have arrived. `arrivals` contains them in the order of ranks.
     kComplete,
-    // Another device with the same rank already waits, or the other devices run
-    // another step. `arrivals` contains all devices that must fail, including
-    // this one.
+    // Another device with the same rank already waits, or the other devices
+    // have
+    // another `num_ranks`. `arrivals` contains all devices that must fail,
+    // including this one.
     kConflict,
     // The arrival was withdrawn before this call. `arrivals` contains it.
     kWithdrawn,
@@ -74,8 +75,8 @@ class ArrivalTable {
   // Adds a device.
   //
   // `rank` is in [0, num_ranks), and `num_ranks` is the same for all devices of
-  // an operation. `step` identifies the step that the device runs.
-  Result Arrive(const CollectiveKey& key, int rank, int num_ranks, int64_t step,
+  // an operation.
+  Result Arrive(const CollectiveKey& key, int rank, int num_ranks,
                 std::shared_ptr<Arrival> arrival);
 
   // Withdraws a device, because its step was cancelled. The operation cannot be
@@ -92,7 +93,6 @@ class ArrivalTable {
     size_t operator()(const CollectiveKey& key) const;
   };
   struct Operation {
-    int64_t step = 0;
     int num_arrived = 0;
     Arrivals arrivals;
   };

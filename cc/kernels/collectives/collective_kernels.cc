@@ -212,14 +212,13 @@ class LocalReduceOp : public tensorflow::AsyncOpKernel {
       return;
     }
     const tensorflow::FrameAndIter frame = ctx->frame_iter();
-    // The body of a loop that is called as a function has different step ids on
-    // different devices, so steps are not compared. As with TensorFlow's kernel,
-    // only one step of a function may run at a time.
-    constexpr int64_t kStep = 0;
+    // The step id is not a part of the key, because the body of a loop that is
+    // called as a function has different step ids on different devices. As with
+    // TensorFlow's kernel, only one step of a function may run at a time.
     // If the device waits, another thread may delete `ctx` during this call.
     ArrivalTable::Result result = group->meetings->table().Arrive(
         {group->key, instance, frame.frame_id, frame.iter_id}, group->rank,
-        group->size, kStep, std::move(device));
+        group->size, std::move(device));
     switch (result.outcome) {
       case ArrivalTable::Outcome::kWaiting:
         return;
