@@ -6,7 +6,15 @@ import math
 from collections.abc import Sequence
 
 # Lines of the same color belong together, such as one number of threads.
-COLORS = ("#2b6cb0", "#c05621", "#2f7d4f", "#7a3e9d", "#4a5568")
+COLORS = (
+    "#2b6cb0",
+    "#c05621",
+    "#2f7d4f",
+    "#7a3e9d",
+    "#4a5568",
+    "#b7791f",
+    "#c53030",
+)
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM, _RIGHT = 440, 330, 66, 46, 44, 14
 
 

@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from benchmarks import extrapolation
+
 ROOT = pathlib.Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "images" / "shards.svg"
 
@@ -54,3 +56,19 @@ def test_the_picture_of_a_vocabulary_matches_a_new_run(monkeypatch):
         for step in steps
         for row, key in enumerate(step.rows)
     ]
+
+
+def test_the_page_of_scaling_limits_shows_the_numbers_of_its_program():
+    network, tables = extrapolation.Network(), extrapolation.Tables()
+    picture = PICTURE.parent / "scaling.svg"
+    assert picture.read_text() == extrapolation.picture(network)
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    steps = [tables.step(n, network) for n in extrapolation.SERVERS]
+    cells = " | ".join(f"{step:.0f}" for step in steps)
+    assert f"| **step** | {cells} |" in page
+    for devices in extrapolation.DEVICES:
+        step = extrapolation.DECODER_STEP.step(devices, network)
+        token = extrapolation.DECODER_TOKEN.step(devices, network)
+        (row,) = re.findall(rf"^\| {devices} \|.*$", page, re.M)
+        assert f"| {step:.0f} ms |" in row
+        assert f"| {token:.2g} ms |" in row

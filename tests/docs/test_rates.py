@@ -10,6 +10,7 @@ WITHOUT_RATE = re.compile(
 )
 # Lines that describe the names, or that show the interface of keras-rs.
 ALLOWED = {
+    "docs/benchmarks.md": ['`optimizer="adagrad"`'],
     "docs/guides/keras_layers.md": ['`ShardedEmbedding(optimizer="adagrad")`'],
     "docs/migration/keras_rs.md": ['optimizer="adagrad"'],
     "docs/guides/emulation.md": ['optimizer="adagrad"'],
