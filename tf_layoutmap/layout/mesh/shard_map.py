@@ -202,7 +202,7 @@ def _mapped(
                             [axis for axis in axes if axis not in specs[i]]
                             for i in group
                         ],
-                        None if key is None else ("gradient", key),
+                        None if key is None else ("gradient", *group, key),
                         local,
                     )
                     for i, value in zip(group, values):
