@@ -125,16 +125,34 @@ def test_loop_that_cannot_be_unrolled_raises(sentence):
         step_of(REFUSED[sentence])(to_mesh(X, layout_of(MESH, None, None)))
 
 
-def test_loop_with_data_dependent_end_runs_without_arrays():
-    @tf.function(autograph=False)
-    def step(x):
-        return tf.while_loop(
-            lambda y: tf.reduce_max(y) < 100.0, lambda y: (y * 2.0 + 1.0,), (x,)
-        )[0]
+@pytest.mark.parametrize("uses_device_number", [False, True])
+def test_loop_with_data_dependent_end_runs_without_arrays(uses_device_number):
+    """DTensor passes the number of a device only to programs that use it."""
 
+    def body(x, numbers, count):
+        # Each device computes its part of the random numbers.
+        noise = (
+            tf.random.stateless_uniform([4, 8], [1, 2])
+            if uses_device_number
+            else tf.zeros([4, 8])
+        )
+        return x * 2.0 + 1.0, numbers + tf.cast(3 * noise, tf.int32), count + 1
+
+    @tf.function(autograph=False)
+    def step(x, numbers):
+        return tf.while_loop(
+            lambda x, *_: tf.reduce_max(x) < 100.0,
+            body,
+            (x, numbers, tf.constant(7)),
+        )
+
+    numbers = np.arange(32, dtype=np.int32).reshape(4, 8)
+    layout = layout_of(MESH, "batch", "model")
     with default_mesh(MESH):
-        got = to_host(step(to_mesh(X, layout_of(MESH, "batch", None))))
-    np.testing.assert_allclose(got, step(tf.constant(X)), 1e-6)
+        got = step(to_mesh(X, layout), to_mesh(numbers, layout))
+    expected = step(tf.constant(X), tf.constant(numbers))
+    for result, value in zip(got, expected):
+        np.testing.assert_allclose(to_host(result), value, 1e-6)
 
 
 def test_loops_are_not_unrolled_without_a_mesh():

@@ -15,6 +15,7 @@ function of a device is not inlined.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,11 @@ from tf_layoutmap.layout.mesh import tracing
 from tf_layoutmap.layout.mesh.device_mesh import Mesh
 
 dtensor = tf.experimental.dtensor
+
+# Names that DTensor gives to the arguments of a function. The number of the
+# device is an argument only if the program uses it.
+_INPUT = r"op_input_(\d+)"
+_DEVICE_ID = "device_id"
 
 
 class Program(NamedTuple):
@@ -72,15 +78,15 @@ def program_of(function: Any) -> Program | None:
         if source[0] != call.name:
             return None
         results.append(int(source[-1]))
-    if not names or any(name not in names for name in passed):
-        return None
-    # The first argument is the number of the device.
+    inputs: list[int | None] = []
+    for name in passed:
+        number = re.fullmatch(_INPUT, name)
+        if name not in names or (number is None and name != _DEVICE_ID):
+            return None
+        inputs.append(None if number is None else int(number[1]))
     return Program(
         call.attr["f"].func.name,
-        [
-            None if name == names[0] else names.index(name) - 1
-            for name in passed
-        ],
+        inputs,
         results,
         [tf.as_dtype(dtype) for dtype in call.attr["Tout"].list.type],
     )
@@ -228,8 +234,10 @@ def _concrete_function(
         results.extend(function(*arguments))
         return results
 
+    # With control dependencies, the loop of a device would wait for the loop of
+    # another device, which may wait for a collective op of the first device.
     graph = tf_private.func_graph_from_py_func(
-        function.__name__, traced, specs, {}
+        function.__name__, traced, specs, {}, add_control_dependencies=False
     )
     # The outputs of the graph are copies, which wait for the loops of all
     # devices. The results themselves stay on their devices.
