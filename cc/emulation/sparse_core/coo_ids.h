@@ -20,8 +20,8 @@ struct CooIds {
   std::vector<float> gains;
 };
 
-// The position of a feature in a stack of tables. The counts and offsets of
-// samples are those of one chip.
+// The position of a feature in a stack of tables. Counts and offsets of samples
+// refer to one chip.
 struct CooSettings {
   int64_t sample_count = 0;
   int64_t num_cores = 1;

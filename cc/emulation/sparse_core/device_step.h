@@ -40,9 +40,8 @@ struct ChipIds {
   int64_t num_minibatches = 1;
 };
 
-// The ids of all chips, in the order of the buffers. The rows are those of the
-// tables of all chips, one after the other. The samples are numbered in the
-// same way.
+// The ids of all chips, in the order of the buffers. The rows of the tables of
+// all chips are numbered one after the other, and so are the samples.
 struct DeviceIds {
   std::vector<uint32_t> rows;
   std::vector<uint32_t> samples;

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kernels import cases
-from tests.kernels.test_server_ops import (
+from tests.kernels.servers.test_server_ops import (
     DIMS,
     FEATURES,
     batches,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import tf_layoutmap as tlm
 from tests.kernels import cases
-from tests.kernels.server_cases import (
+from tests.kernels.servers.server_cases import (
     DIMS,
     FEATURES,
     HYPERPARAMETERS,

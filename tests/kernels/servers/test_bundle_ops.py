@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hypothesis_numpy
 
 from tests.kernels import cases
-from tests.kernels.server_cases import (
+from tests.kernels.servers.server_cases import (
     DIMS,
     HYPERPARAMETERS,
     Cluster,
