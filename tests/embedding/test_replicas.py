@@ -297,3 +297,22 @@ def test_a_learning_rate_of_a_layer_is_called_once_per_step():
     assert calls.numpy() == 2
     rows = layer.embedding.embedding_tables[table].numpy()
     np.testing.assert_allclose(rows[1], [-3.0, -3.0])
+
+
+def test_a_tensor_that_all_replicas_pass_has_a_value_for_each_of_them():
+    strategy = strategies.mirrored(2)
+    shared = tf.constant([1.0, 2.0])
+    lengths = []
+
+    def merge(strategy, *tensors):
+        lengths.extend(
+            len(replicas.values_of(strategy, tensor)) for tensor in tensors
+        )
+
+    def run():
+        context = tf.distribute.get_replica_context()
+        number = context.replica_id_in_sync_group
+        context.merge_call(merge, args=(shared, shared + float(number)))
+
+    strategy.run(run)
+    assert lengths == [2, 2]

@@ -15,7 +15,7 @@ Code that uses a backend depends only on the protocols in this module.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import tensorflow as tf
 from absl import logging
@@ -24,6 +24,9 @@ from tf_layoutmap._core import literals, strategies
 from tf_layoutmap.embedding import inputs
 from tf_layoutmap.embedding.table_store import TableStore
 from tf_layoutmap.vocabulary import kept_strings, key_rows
+
+if TYPE_CHECKING:
+    from tf_layoutmap.embedding import resizing
 
 
 class Backend(Protocol):
@@ -313,7 +316,7 @@ class EngineBackend(Backend, Protocol):
         """
         ...
 
-    def resize(self, table: int, capacity: int) -> Any:
+    def resize(self, table: int, capacity: int) -> resizing.Resized:
         """Changes the capacity of an open table.
 
         Args:
@@ -321,9 +324,8 @@ class EngineBackend(Backend, Protocol):
           capacity: New capacity of the vocabulary.
 
         Returns:
-          An object with these attributes: `spec` (the new spec of the
-          embedding), `variables` (the new variables of the table), and
-          `conversion` (the numbers of kept and dropped keys).
+          The spec of the embedding with the new capacity, the new variables of
+          the table, and the numbers of kept and dropped keys.
 
         Raises:
           RuntimeError: If steps are in flight.

@@ -255,6 +255,20 @@ def _check_supported(strategy: tf.distribute.Strategy, is_default: bool):
         )
 
 
+def values_of(strategy: tf.distribute.Strategy, value: Any) -> tuple[Any, ...]:
+    """Returns the value of each replica of this process, in a merge call.
+
+    If all replicas pass the same tensor, TensorFlow passes it only once.
+
+    Args:
+      strategy: Strategy of the replicas.
+      value: An argument of the function that `merge_call` calls.
+    """
+    values = strategy.experimental_local_results(value)
+    count = len(strategy.extended.worker_devices)
+    return values * count if len(values) == 1 else values
+
+
 # Names of the attributes of `FeatureIds` that are tensors.
 _TENSORS = ("ids", "splits", "num_samples", "weights")
 # Names of the attributes that are tensors only in some batches. The kind of
@@ -303,8 +317,7 @@ def merge_replica_steps(
     def work_on_all(_, tensors, argument):
         # For each tensor, a list of its values in the order of the replicas.
         by_replica = [
-            strategy.experimental_local_results(leaf)
-            for leaf in tf.nest.flatten(tensors)
+            values_of(strategy, leaf) for leaf in tf.nest.flatten(tensors)
         ]
         arguments = strategy.experimental_local_results(argument)
         batches = []

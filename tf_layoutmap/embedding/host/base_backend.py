@@ -81,7 +81,7 @@ class BaseBackend(abc.ABC):
             self._feature_config, shapes, batch_size
         )
 
-    def create_tables(self) -> Variables:
+    def create_tables(self) -> dict[str, dict[str, Any]]:
         """Creates the variables of all tables."""
         return self._store.create(self._spec)
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import strategies, tf_private
 from tf_layoutmap._core.strategies import HOST
-from tf_layoutmap.embedding import tables
+from tf_layoutmap.embedding import replicas, tables
 
 
 def has_replicas() -> bool:
@@ -193,9 +193,7 @@ def _merge(
         )
 
     def merge(strategy: Any, *tensors: Any) -> Any:
-        parts = [
-            strategy.experimental_local_results(tensor) for tensor in tensors
-        ]
+        parts = [replicas.values_of(strategy, tensor) for tensor in tensors]
         with tf.device(HOST):
             # After `_gather`, each replica has the tensors of all replicas.
             joined = [
