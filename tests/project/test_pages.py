@@ -58,10 +58,13 @@ def test_the_search_finds_pickles():
 def test_data_is_never_run_as_code():
     assert "do not use `pickle`" in text_of("SECURITY.md")
     assert SOURCES
-    assert not {
-        path: found
+    assert {
+        path.relative_to(ROOT).as_posix(): found
         for path in SOURCES
         if (found := code_from_data(path.read_text()))
+    } == {
+        # TensorFlow generates this code from the ops of this package.
+        "tf_layoutmap/_core/ops.py": ["exec"]
     }
 
 

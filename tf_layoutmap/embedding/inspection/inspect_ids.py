@@ -62,7 +62,7 @@ class IdReport:
     num_batches: int
     features: dict[str, dict[str, object]]
     tables: dict[str, dict[str, object]]
-    sparse_cores: dict[int, dict[str, Any]] = dataclasses.field(
+    sparse_cores: dict[int, dict[str, object]] = dataclasses.field(
         default_factory=dict
     )
 
@@ -173,9 +173,8 @@ class IdReport:
             )
         if not self.num_batches:
             raise ValueError("The dataset must have at least one batch.")
-        return sparse_core_limits.limits_of(
-            self.sparse_cores[num_cores]["stacks"], confidence
-        )
+        stacks: Any = self.sparse_cores[num_cores]["stacks"]
+        return sparse_core_limits.limits_of(stacks, confidence)
 
     def html(self) -> str:
         """Returns an HTML page that contains all tables and plots."""

@@ -31,6 +31,8 @@ from tf_layoutmap.sharded.routing import checks as routing_checks
 
 if TYPE_CHECKING:
     from tf_layoutmap._core.types import EmbeddingOptimizer, HasSlots, Weights
+    from tf_layoutmap.layout.keras3.variable import MeshVariable
+    from tf_layoutmap.sharded import ShardedVariable
 
 
 class RowOptimizerSaving:
@@ -327,7 +329,9 @@ class RowUpdates(RowOptimizerSaving):
 
     # Steps.
 
-    def look_up(self, rows: Any, ids: tf.Tensor) -> tf.Tensor:
+    def look_up(
+        self, rows: ShardedVariable | MeshVariable, ids: tf.Tensor
+    ) -> tf.Tensor:
         """Returns the rows of `ids`.
 
         Args:
