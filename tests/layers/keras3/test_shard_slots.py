@@ -22,6 +22,9 @@ OPTIMIZERS = {
         o.SGD(0.1, momentum=0.9, use_ema=True)
     ),
 }
+if keras.__version__.startswith("3.12."):
+    # This optimizer of Keras 3.12 fails on TensorFlow, also with stock layers.
+    del OPTIMIZERS["muon"]
 optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 PAIRS = [(3, 3), (3, 2), (2, 5), (4, 1), (1, 3)]
 UNSHARDED = [(2, 0), (0, 4), (1, 0)]
