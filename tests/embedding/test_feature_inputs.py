@@ -227,3 +227,22 @@ def test_a_checked_number_of_samples_is_used():
         return inputs.combine(read)["num_samples"]
 
     assert combined(tf.range(3, dtype=tf.int64)).numpy().tolist() == [9, 3]
+
+
+def test_features_of_both_id_types_are_combined():
+    @tf.function(
+        input_signature=[
+            tf.TensorSpec([None], tf.int32),
+            tf.RaggedTensorSpec([None, None], tf.int64),
+            tf.TensorSpec([None], tf.int64),
+        ]
+    )
+    def combined(*values):
+        feature = config.FeatureSpec("words", 0, 0)
+        return inputs.combine(
+            [inputs.read_feature(feature, value, None) for value in values]
+        )["num_samples"]
+
+    ragged = tf.ragged.constant([[5], []], dtype=tf.int64)
+    sizes = combined(tf.range(3), ragged, tf.range(4, dtype=tf.int64))
+    assert sizes.numpy().tolist() == [3, 2, 4]

@@ -208,7 +208,14 @@ def _stack_sizes(features: Sequence[FeatureIds]) -> tf.Tensor:
         for count, feature in zip(counted, features)
     ):
         known = [count for count in counted if count is not None]
-        shapes = tf.shape_n([tensor for _, tensor, _ in known], tf.int64)
+        tensors = [tensor for _, tensor, _ in known]
+        shapes: list[Any] = [None] * len(tensors)
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            # All inputs of the op have the same dtype.
+            indices = [i for i, x in enumerate(tensors) if x.dtype == dtype]
+            of_dtype = tf.shape_n([tensors[i] for i in indices], tf.int64)
+            for i, shape in zip(indices, of_dtype):
+                shapes[i] = shape
         sizes = tf.concat(
             [shape if shape.shape == [1] else shape[:1] for shape in shapes],
             axis=0,
