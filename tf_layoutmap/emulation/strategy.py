@@ -115,24 +115,23 @@ _INPUT_MARK = "_tpu_input_identity"
 # Attribute of the ops that `TPUEmbeddingV2` pipelines.
 _PIPELINING_ATTR = "_embedding_pipelining"
 
+# Types of the ops of a step that use the embedding engine or the SparseCores.
+STEP_OPS = (
+    "EnqueueTPUEmbeddingArbitraryTensorBatch",
+    "DynamicEnqueueTPUEmbeddingArbitraryTensorBatch",
+    "RecvTPUEmbeddingActivations",
+    "SendTPUEmbeddingGradients",
+    "XlaSparseDenseMatmulWithStaticBufferSize",
+    *(
+        f"XlaSparseDenseMatmulGradWith{optimizer}AndStaticBufferSize"
+        for optimizer in ("Sgd", "Adagrad", "AdagradMomentum", "Adam", "Ftrl")
+    ),
+)
+
 # Types of TPU ops, and of ops that may contain TPU ops.
 _USES_THE_TPU = frozenset(
     {
-        "EnqueueTPUEmbeddingArbitraryTensorBatch",
-        "DynamicEnqueueTPUEmbeddingArbitraryTensorBatch",
-        "RecvTPUEmbeddingActivations",
-        "SendTPUEmbeddingGradients",
-        "XlaSparseDenseMatmulWithStaticBufferSize",
-        *(
-            f"XlaSparseDenseMatmulGradWith{optimizer}AndStaticBufferSize"
-            for optimizer in (
-                "Sgd",
-                "Adagrad",
-                "AdagradMomentum",
-                "Adam",
-                "Ftrl",
-            )
-        ),
+        *STEP_OPS,
         "If",
         "While",
         "Case",

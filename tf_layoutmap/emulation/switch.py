@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import checks, ops, tf_private
 from tf_layoutmap.emulation import devices, tpu_answers
-from tf_layoutmap.emulation.strategy import EmulatedTPUStrategy
+from tf_layoutmap.emulation.strategy import STEP_OPS, EmulatedTPUStrategy
 
 # If one of these ops has a kernel before the emulation loads its own kernels,
 # the process has a TPU runtime. All these ops are checked, because TPU runtimes
@@ -23,21 +23,13 @@ _FOREIGN_OPS = (
     "ConfigureDistributedTPU",
     "ShutdownDistributedTPU",
     "IsTPUEmbeddingInitialized",
-    "EnqueueTPUEmbeddingArbitraryTensorBatch",
-    "DynamicEnqueueTPUEmbeddingArbitraryTensorBatch",
-    "RecvTPUEmbeddingActivations",
-    "SendTPUEmbeddingGradients",
+    *STEP_OPS,
     "ConvertToListOfSparseCoreCooTensors",
     "SortListOfSparseCoreCooTensors",
     "ConvertToSparseCoreCsrWrappedCooTensor",
     "GetStatsFromListOfSparseCoreCooTensors",
     "TPUCopyWithDynamicShape",
     "TPUAnnotateTensorsWithDynamicShape",
-    "XlaSparseDenseMatmulWithStaticBufferSize",
-    *(
-        f"XlaSparseDenseMatmulGradWith{optimizer}AndStaticBufferSize"
-        for optimizer in ("Sgd", "Adagrad", "AdagradMomentum", "Adam", "Ftrl")
-    ),
     *(
         f"{verb}TPUEmbedding{optimizer}Parameters"
         for verb in ("Load", "Retrieve")

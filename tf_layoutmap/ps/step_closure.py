@@ -84,7 +84,7 @@ class OptionalBody(Protocol):
         ...
 
     def run_or_wait(self, batch: tf.experimental.Optional) -> Any:
-        """Runs a step, or waits if there is no batch."""
+        """Runs a step if `batch` has a value, and waits otherwise."""
         ...
 
 

@@ -25,7 +25,7 @@ struct CooIds {
 struct CooSettings {
   int64_t sample_count = 0;
   int64_t num_cores = 1;
-  // Number of samples of the stack before those of this feature.
+  // Number of samples of the stack before the first sample of this feature.
   int64_t row_offset = 0;
   // First row of the table in the stack, and the rotation of the table.
   int64_t col_offset = 0;

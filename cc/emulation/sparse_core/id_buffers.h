@@ -62,8 +62,8 @@ struct IdBuffers {
 Status SizeOfBuffers(const BufferSettings& settings, int64_t num_cores,
                      BufferSizes* sizes);
 
-// Fills the buffers, whose sizes must be those of SizeOfBuffers. The bits of
-// `splits` are the ends of minibatches.
+// Fills the buffers. SizeOfBuffers returns their sizes. The bits of `splits`
+// are the ends of minibatches.
 Status FillBuffers(const BufferSettings& settings, int64_t splits,
                    const std::vector<CoreIds>& cores, IdBuffers* buffers);
 

@@ -65,7 +65,7 @@ def test_split_and_joined_keep_values_of_any_structure():
             [stacks.stack([x, 2 * x], 1), stacks.stack([3 * x, 4 * x], 1)], 1
         )
         structure = stacks.structure_of(y)
-        # The second tensor is no stack, so its parts are slices.
+        # The second tensor is not a stack, so its parts are slices.
         parts = [*stacks.split(y, structure), *stacks.split(-y, structure)]
         remaining = iter(parts)
         return (

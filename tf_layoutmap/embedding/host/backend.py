@@ -115,8 +115,8 @@ class HostBackend(base_backend.BaseBackend):
 
     @property
     def _host_engine(self) -> host_engine.HostEngine:
-        # Only the engine of sharded tables has another class. Its backend does
-        # not call the methods that the callers of this property call.
+        # Only the engine of sharded tables has another class. The backend of
+        # sharded tables does not use this property.
         return cast(host_engine.HostEngine, self._started)
 
     def start(self, variables: dict[str, dict[str, Any]]) -> None:

@@ -90,7 +90,7 @@ class BaseBackend(abc.ABC):
         return self._reader.read(features, weights, device)
 
     def is_in_program(self) -> bool:
-        """Returns False, because there is no TPU program."""
+        """Returns False: calls are never inside a TPU program."""
         return False
 
     @abc.abstractmethod

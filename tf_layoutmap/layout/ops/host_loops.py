@@ -177,8 +177,9 @@ class _Loop:
         self.is_endless = is_endless
         self.step = step
         self._mesh = mesh
-        # The layouts of the inputs of a step, and the loop over the program
-        # that DTensor compiled for them; None if there is no such loop.
+        # Maps the layouts of the inputs of a step to the loop over the program
+        # that DTensor compiled for these layouts. None: the loop runs from the
+        # host.
         self._device_loops: dict[tuple[str, ...], DeviceLoop | None] = {}
         self._can_run_on_devices = device_loops.can_run_on(mesh) and not any(
             map(_is_compiled_by_value, step.captures)

@@ -62,7 +62,7 @@ def stack(tensors: Sequence[Any], axis: int) -> Any:
 
 
 def stack_of(x: Any) -> Stack | None:
-    """Returns the parts of a tensor; None if it is no stack of this graph."""
+    """Returns the parts of a stack of this graph, or None."""
     stacked = getattr(x, _STACK, None)
     if stacked is None or x.graph is not tf.compat.v1.get_default_graph():
         return None
@@ -70,7 +70,7 @@ def stack_of(x: Any) -> Stack | None:
 
 
 def structure_of(x: Any) -> Structure | None:
-    """Returns the structure of a tensor; None if it is no stack."""
+    """Returns the structure of a tensor, or None if it is not a stack."""
     stacked = stack_of(x)
     if stacked is None:
         return None
