@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -308,7 +307,7 @@ class DeviceOp : public AsyncOpKernel {
         }
       }
       Meetings::Get().Leave(key, meeting, chip);
-      ctx->SetStatus(StatusOf(end, status, name, patience));
+      ctx->SetStatus(StatusOfEnd(end, status, name, patience, nullptr));
       const bool was_last = *is_last;
       done();
       if (was_last) Meetings::Get().calls().Changed();
@@ -323,24 +322,6 @@ class DeviceOp : public AsyncOpKernel {
       cancel();
     }
     calls.Start(ticket);
-  }
-
-  static absl::Status StatusOf(PendingCalls::End end, const Status& status,
-                               const std::string& name,
-                               PendingCalls::Clock::duration patience) {
-    switch (end) {
-      case PendingCalls::End::kAttempted:
-        return ToTf(status);
-      case PendingCalls::End::kCancelled:
-        return absl::CancelledError(
-            absl::StrCat(name, " was cancelled: ", status.message()));
-      case PendingCalls::End::kExpired:
-        break;
-    }
-    return absl::DeadlineExceededError(
-        absl::StrCat(name, " has waited for ",
-                     std::chrono::duration<double>(patience).count(),
-                     " s, where a TPU would wait forever: ", status.message()));
   }
 
   DeviceSettings settings_;

@@ -126,15 +126,13 @@ PendingCalls::Clock::duration TpuSystem::patience() const {
 
 int32_t CoreOf(OpKernelContext* ctx) { return ctx->device()->parsed_name().id; }
 
-namespace {
-
-absl::Status StatusOf(PendingCalls::End end, const Status& status,
-                      const absl::Status& tf_status, const std::string& name,
-                      const EmulatedEngine& engine,
-                      PendingCalls::Clock::duration patience) {
+absl::Status StatusOfEnd(PendingCalls::End end, const Status& status,
+                         const std::string& name,
+                         PendingCalls::Clock::duration patience,
+                         const EmulatedEngine* engine) {
   switch (end) {
     case PendingCalls::End::kAttempted:
-      return tf_status.ok() ? ToTf(status) : tf_status;
+      return ToTf(status);
     case PendingCalls::End::kCancelled:
       return absl::CancelledError(
           absl::StrCat(name, " was cancelled: ", status.message()));
@@ -144,10 +142,10 @@ absl::Status StatusOf(PendingCalls::End end, const Status& status,
   return absl::DeadlineExceededError(absl::StrCat(
       name, " has waited for ", std::chrono::duration<double>(patience).count(),
       " s, where a TPU would wait forever: ", status.message(),
-      ". The emulated TPU:\n", engine.Report()));
+      engine == nullptr
+          ? ""
+          : absl::StrCat(". The emulated TPU:\n", engine->Report())));
 }
-
-}  // namespace
 
 void RunWhenReady(OpKernelContext* ctx,
                   tensorflow::AsyncOpKernel::DoneCallback done,
@@ -174,7 +172,10 @@ void RunWhenReady(OpKernelContext* ctx,
                  at_end = std::move(at_end)](PendingCalls::End end,
                                              const Status& status) {
     if (cancellation != nullptr) cancellation->TryDeregisterCallback(token);
-    ctx->SetStatus(StatusOf(end, status, *tf_status, name, *engine, patience));
+    ctx->SetStatus(
+        end == PendingCalls::End::kAttempted && !tf_status->ok()
+            ? *tf_status
+            : StatusOfEnd(end, status, name, patience, engine.get()));
     at_end();
     done();
   };

@@ -60,6 +60,13 @@ class TpuSystem {
 // the op.
 int32_t CoreOf(tensorflow::OpKernelContext* ctx);
 
+// Returns the status of the op `name`, whose call has ended with `status`. If
+// `engine` is not null, the error of an expired call describes its queues.
+absl::Status StatusOfEnd(PendingCalls::End end, const Status& status,
+                         const std::string& name,
+                         PendingCalls::Clock::duration patience,
+                         const EmulatedEngine* engine);
+
 // Repeats `attempt` until its result is not `kNotYet`, and finishes the op with
 // this result. If the result is still `kNotYet` at the deadline, the op fails
 // with an error that describes the queues. `attempt` may store a TensorFlow
