@@ -97,6 +97,8 @@ class Group:
         self._threads: list[threading.Thread] = []
         self._lock = threading.RLock()
         self._ending = threading.Event()
+        # Processes that `wait` has seen exit, before others were terminated.
+        self._exited: set[str] = set()
         # Number of consecutive early exits of each process.
         self._early_ends: collections.Counter[str] = collections.Counter()
         self._has_reported_output_error = False
@@ -202,7 +204,9 @@ class Group:
             if self._hidden is None or not self._hidden.match(text):
                 self.say(text, name)
         code = process.wait()
-        if self._ending.is_set():
+        # Exits that `end` causes are not shown. The exit of the process that
+        # failed is shown even if this thread reads its code after that.
+        if self._ending.is_set() and name not in self._exited:
             return
         if not restart:
             self.say(f"{name} has ended {_exit_text(code)}")
@@ -240,6 +244,7 @@ class Group:
             for name in list(waiting):
                 code = self._processes[name].poll()
                 if code is not None:
+                    self._exited.add(name)
                     waiting.remove(name)
                 if code:
                     return 128 - code if code < 0 else code
@@ -266,7 +271,7 @@ class Group:
                 pass
             self._end_group(process)
         for thread in self._threads:
-            thread.join(1.0)
+            thread.join(5.0)
         assert self._keeper.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._keeper.stdin.close()

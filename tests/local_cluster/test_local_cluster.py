@@ -151,6 +151,26 @@ def test_each_worker_runs_the_program_if_there_are_no_servers(tmp_path):
     assert len(pids_in(printed)) == 2 and all_ended(pids_in(printed))
 
 
+def test_the_exit_of_the_failed_process_is_shown_after_slow_output():
+    lines = []
+
+    class Slow(local_cluster.Group):
+        def say(self, text, name="local_cluster"):
+            # The thread that reads the output is slower than `wait`.
+            if text == "I fail":
+                self._ending.wait(20.0)
+            lines.append(text)
+
+    with Slow() as group:
+        for name, program in [
+            ("works", "import time; time.sleep(99)"),
+            ("fails", "print('I fail', flush=True); raise SystemExit(3)"),
+        ]:
+            group.start(name, [sys.executable, "-c", program], os.environ)
+        assert group.wait(["works", "fails"]) == 3
+    assert lines[-2:] == ["I fail", "fails has ended with exit code 3"]
+
+
 # Program of the coordinator of a cluster.
 CHIEF = textwrap.dedent("""
     import sys
