@@ -123,12 +123,15 @@ def training_batches(
     first_epoch: int,
     epochs: int,
     seed: int,
+    num_workers: int = 1,
+    worker: int = 0,
 ) -> tf.data.Dataset:
     """Returns the batches of all remaining epochs, as features and labels.
 
     The order of the lines in an epoch depends only on the seed and the epoch
     index, so a resumed run sees the same batches as an uninterrupted run. An
-    incomplete last batch of an epoch is dropped.
+    incomplete last batch of an epoch is dropped. A worker reads all lines, but
+    parses only the lines of its own batches.
     """
     lines = tf.data.TextLineDataset(str(clicks.path)).take(clicks.num_training)
     batches = lines.take(0).batch(batch_size)
@@ -141,18 +144,16 @@ def training_batches(
         batches = batches.concatenate(
             shuffled.batch(batch_size, drop_remainder=True)
         )
-    batches = batches.map(
-        lambda batch: read_lines(batch, rows), num_parallel_calls=2
-    )
-    return _counted(
-        batches, (epochs - first_epoch) * (clicks.num_training // batch_size)
-    )
+    num_batches = (epochs - first_epoch) * (clicks.num_training // batch_size)
+    return _parsed(batches, num_batches, num_workers, worker, rows)
 
 
 def held_out_batches(
     clicks: Clicks,
     rows: list[int] | None,
     batch_size: int,
+    num_workers: int = 1,
+    worker: int = 0,
 ) -> tf.data.Dataset:
     """Returns batches of the held-out lines, in the order of the file."""
     lines = (
@@ -160,10 +161,10 @@ def held_out_batches(
         .skip(clicks.num_training)
         .take(clicks.num_held_out)
     )
-    batches = lines.batch(batch_size).map(
-        lambda batch: read_lines(batch, rows), num_parallel_calls=2
+    num_batches = -(-clicks.num_held_out // batch_size)
+    return _parsed(
+        lines.batch(batch_size), num_batches, num_workers, worker, rows
     )
-    return _counted(batches, -(-clicks.num_held_out // batch_size))
 
 
 def read_lines(lines: tf.Tensor, rows: list[int] | None):
@@ -201,13 +202,16 @@ def _split(lines, defaults):
     )
 
 
-def _counted(batches, num_batches):
+def _parsed(batches, num_batches, num_workers, worker, rows):
+    """Returns the features and labels of each batch of a worker."""
     # In TensorFlow 2.21, deleting an iterator that autotunes can take a minute.
     options = tf.data.Options()
     options.autotune.enabled = False
     # Keras prints a warning when a dataset of unknown length ends.
     return (
         batches.apply(tf.data.experimental.assert_cardinality(num_batches))
+        .shard(num_workers, worker)
+        .map(lambda batch: read_lines(batch, rows), num_parallel_calls=2)
         .prefetch(4)
         .with_options(options)
     )

@@ -82,35 +82,37 @@ def train(
     if first_epoch >= settings.epochs:
         return False
 
-    def data(make: Callable[[], tf.data.Dataset]):
+    def data(make: Callable[[int, int], tf.data.Dataset]):
         if not isinstance(
             model.distribute_strategy, tf.distribute.ParameterServerStrategy
         ):
-            return make()
-        # Each worker reads all lines, but trains only on the batches of its
-        # shard.
+            return make(1, 0)
         return tlm.ps.Datasets(
-            lambda context: make().shard(
+            lambda context: make(
                 context.num_input_pipelines, context.input_pipeline_id
             )
         )
 
     model.fit(
         data(
-            lambda: training_batches(
+            lambda num_workers, worker: training_batches(
                 clicks,
                 table_rows,
                 settings.batch_size,
                 first_epoch=first_epoch,
                 epochs=settings.epochs,
                 seed=settings.seed,
+                num_workers=num_workers,
+                worker=worker,
             )
         ),
         epochs=settings.epochs,
         initial_epoch=first_epoch,
         steps_per_epoch=steps,
         validation_data=data(
-            lambda: held_out_batches(clicks, table_rows, settings.batch_size)
+            lambda num_workers, worker: held_out_batches(
+                clicks, table_rows, settings.batch_size, num_workers, worker
+            )
         ),
         shuffle=False,
         # Log files cannot show a progress bar, so `fit` prints a line per

@@ -155,7 +155,7 @@ def planned(strategy, coordinator):
     )
     plan = tlm.plan(
         feature_config(),
-        servers=num_servers,
+        num_servers=num_servers,
         memory="1MiB",
         optimizer=tpu.Adagrad(0.3),
         pins={"ads": "rows", "words": f"table on server {num_servers - 1}"},

@@ -5,6 +5,8 @@ from unittest import mock
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests import strategies
 from tf_layoutmap.embedding.servers import (
@@ -81,6 +83,19 @@ def sent(function):
     }
 
 
+def received(function):
+    """Returns the tensors of the worker that ops of servers use."""
+    return {
+        tensor.name
+        for op in function.graph.get_operations()
+        if op.device.endswith(SERVERS) or op.type.startswith("Assign")
+        for tensor in op.inputs
+        if tensor.dtype != tf.resource
+        and not tensor.op.device.endswith(SERVERS)
+        and tensor.op.type not in ("Const", "ReadVariableOp")
+    }
+
+
 def use(variables):
     """Returns the result of a worker's op for each variable."""
     return [tf.negative(one) for one in variables.values()]
@@ -93,6 +108,99 @@ def test_the_worker_gets_one_tensor_from_each_server(variables):
     assert len(sent(reduced)) == 2
     for one, other in zip(run(reduced), run(plain), strict=True):
         assert one.tobytes() == other.tobytes()
+
+
+def test_each_server_gets_one_tensor_of_updates(variables):
+    def step():
+        values = {name: one + one for name, one in variables.items()}
+        for name, one in variables.items():
+            one.assign_sub(values[name])
+            one.assign_add(tf.ones_like(one))
+        return list(values.values())
+
+    before = {name: one.numpy() for name, one in variables.items()}
+    reduced, plain = traced(step), traced(step, reduces=False)
+    assert len(received(plain)) == 6
+    assert len(received(reduced)) == 2
+    run(reduced)
+    for name, one in variables.items():
+        np.testing.assert_array_equal(one, 1 - before[name])
+
+
+def test_updates_that_depend_on_other_updates_are_a_second_message(variables):
+    names = ("rate", "decay", "weights")
+
+    def step():
+        for name in names:
+            variables[name].assign_add(variables[name] * 2.0)
+        # The optimizers of Keras read a slot variable that they have updated.
+        for name in names:
+            variables[name].assign_sub(variables[name] / 4.0)
+        return [variables["other"] + 1.0]
+
+    before = {name: variables[name].numpy() for name in names}
+    reduced = traced(step, 2)
+    assert len(received(reduced)) == 4
+    run(reduced, 2)
+    for name in names:
+        once = before[name] * 3 - before[name] * 3 / 4
+        np.testing.assert_array_equal(variables[name], once * 3 - once * 3 / 4)
+
+
+# Calls of a random step: a kind, two variables, and a number.
+CALLS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["assign", "assign_add", "assign_sub", "read", "wait", "branch"]
+        ),
+        st.integers(0, 5),
+        st.integers(0, 5),
+        st.integers(1, 3),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=25)
+@given(CALLS, st.integers(1, 3))
+def test_random_steps_equal_the_program(calls, num_steps):
+    def new_variables():
+        return [
+            variable(number + 1.0, "float32", number % 2) for number in range(6)
+        ]
+
+    def step_of(variables):
+        def step():
+            results, number = [], tf.constant(1.0)
+            for kind, target, source, factor in calls:
+                if kind == "read":
+                    number = variables[source] + number / factor
+                elif kind == "wait":
+                    with tf.control_dependencies([number]):
+                        results.append(tf.negative(variables[source]))
+                elif kind == "branch":
+                    number = tf.cond(
+                        number > factor,
+                        lambda: variables[target] * 0.5,
+                        lambda: variables[source] + 1.0,
+                    )
+                else:
+                    update = getattr(variables[target], kind)
+                    update(variables[source] / 2.0 + number * factor)
+            return [*results, tf.identity(number)]
+
+        return step
+
+    expected = new_variables()
+    results = []
+    for _ in range(num_steps):
+        results.extend(one.numpy() for one in step_of(expected)())
+    received = new_variables()
+    assert run(traced(step_of(received), num_steps), num_steps) == results
+    assert [one.numpy() for one in received] == [
+        one.numpy() for one in expected
+    ]
 
 
 def test_a_read_after_a_write_is_separate(variables):

@@ -120,6 +120,26 @@ def test_epoch_contains_each_training_line_at_most_once(tmp_path):
     )
 
 
+def test_each_worker_parses_its_own_batches(tmp_path):
+    clicks = numbered(tmp_path)
+    options = dict(first_epoch=0, epochs=2, seed=3)
+    training = criteo.training_batches(clicks, ROWS, 10, **options)
+    held_out = criteo.held_out_batches(clicks, ROWS, 2)
+    for worker in range(2):
+        assert (
+            which(
+                criteo.training_batches(
+                    clicks, ROWS, 10, num_workers=2, worker=worker, **options
+                )
+            )
+            == which(training)[worker::2]
+        )
+        assert (
+            which(criteo.held_out_batches(clicks, ROWS, 2, 2, worker))
+            == which(held_out)[worker::2]
+        )
+
+
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_batches_can_be_read_with_any_seed_of_tensorflow(tmp_path, seed):
     tf.random.set_seed(seed)

@@ -12,14 +12,17 @@ rates of all layers. `reduce_messages` changes the ops of a traced step:
 * The results of the step do not wait for ops that read or change variables on
   servers (see `resource_order.end_on_server`).
 
-The function does not change a read that may depend on an earlier read of the
-step, for example because the step writes the variable before it.
+Two messages are at the same time if they depend on the same number of earlier
+messages (`_times`), so that neither of them depends on the other one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import functools
+import graphlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -33,6 +36,8 @@ from tf_layoutmap.sharded.routing.checks import known_size
 _MAX_BYTES = 256 << 10
 # Prefix of the types of this package's ops.
 _PREFIX = "LayoutMap>"
+# Key of the ops that have side effects without a resource. Ids are positive.
+_NO_RESOURCE = -1
 # Values are sent as int32.
 _DTYPES = (tf.float32, tf.int32, tf.int64)
 
@@ -64,41 +69,43 @@ def reduce_messages(graph: Any, first_op: int, known: ReadValues) -> None:
     all_ops = graph.get_operations()
     if not servers:
         return
-    last_write: dict[int, int] = {}
     for number, op in enumerate(all_ops[known.num_ops :], known.num_ops):
-        if op.type == "ReadVariableOp":
+        if number >= first_op and _is_read(op, servers):
+            use = _use(op.outputs[0], servers)
             value = known.values.get(id(op.inputs[0]))
-            if value is not None and number >= first_op:
-                _replace(_use(op.outputs[0], servers), value)
+            if value is not None:
+                _replace(use, value)
+            elif use.inputs:
+                known.values[id(op.inputs[0])] = use.value
         _, written = resource_order.read_and_written_by(op)
         for resource in written:
             known.values.pop(resource, None)
-            last_write[resource] = number
         if (
             number >= first_op
             and not op.type.startswith(_PREFIX)
             and not servers.keys().isdisjoint(written)
         ):
             tf_private.run_independently_of_results(op)
-    by_server: dict[str, list[_Use]] = {}
-    for number, op in _independent_reads(all_ops[first_op:], servers):
-        use = _use(op.outputs[0], servers)
-        if not use.inputs:
+    step_ops = all_ops[first_op:]
+    times = _times(step_ops, servers)
+    reads: dict[tuple[str, int], list[_Use]] = {}
+    for op in step_ops:
+        if not _is_read(op, servers):
             continue
-        by_server.setdefault(servers[id(op.inputs[0])], []).append(use)
-        if last_write.get(id(op.inputs[0]), -1) < first_op + number:
-            known.values[id(op.inputs[0])] = use.value
+        use = _use(op.outputs[0], servers)
+        if use.inputs and _is_small(use.value):
+            key = servers[id(op.inputs[0])], times[op]
+            reads.setdefault(key, []).append(use)
+    updates = _updates(step_ops, servers, times)
     received: dict[int, tf.Tensor] = {}
-    for server, uses in by_server.items():
-        small = [use for use in uses if _is_small(use.value)]
-        if len(small) > 1:
-            received |= _join_reads(server, small)
-    for op in all_ops[first_op:]:
-        if (
-            op.type == "ReadVariableOp"
-            and id(op.inputs[0]) in servers
-            and op.outputs[0].consumers()
-        ):
+    for (server, _), uses in reads.items():
+        if len(uses) > 1:
+            received |= _join(uses, server, None)
+    for (server, _), uses in updates.items():
+        if len(uses) > 1:
+            _join(uses, None, server)
+    for op in step_ops:
+        if _is_read(op, servers) and op.outputs[0].consumers():
             tf_private.run_independently_of_results(op)
     known.values = {
         key: received.get(id(value), value)
@@ -107,38 +114,89 @@ def reduce_messages(graph: Any, first_op: int, known: ReadValues) -> None:
     known.num_ops = len(graph.get_operations())
 
 
-def _independent_reads(
-    ops: Sequence[Any], servers: dict[int, str]
-) -> list[tuple[int, Any]]:
-    """Returns the position and the op of reads that may be joined.
+def _is_read(op: Any, servers: dict[int, str]) -> bool:
+    """Returns whether an op reads the value of a variable on a server."""
+    return op.type == "ReadVariableOp" and id(op.inputs[0]) in servers
 
-    No read depends on an op that uses the value of another read. An op depends
-    on another op by inputs, by control dependencies, or because one of them
-    writes a resource that both use.
+
+def _times(ops: Sequence[Any], servers: dict[int, str]) -> dict[Any, int]:
+    """Returns the number of successive messages that each op waits for.
+
+    An op depends on another op by inputs, by control dependencies, or because
+    one of them writes a resource that both use. TensorFlow also orders stateful
+    ops without a resource.
     """
-    independent: list[tuple[int, Any]] = []
-    joined: set[Any] = set()
-    dependent: set[Any] = set()
-    used: set[int] = set()
-    written: set[int] = set()
-    for number, op in enumerate(ops):
+    places = {op: _place(op, servers) for op in ops}
+    before: dict[Any, set[Any]] = {}
+    last_writer: dict[int, Any] = {}
+    readers: dict[int, list[Any]] = {}
+    for op in ops:
+        sources = {tensor.op for tensor in op.inputs} | set(op.control_inputs)
         reads, writes = resource_order.read_and_written_by(op)
-        if (
-            any(
-                tensor.op in dependent or tensor.op in joined
-                for tensor in op.inputs
-            )
-            or any(source in dependent for source in op.control_inputs)
-            or (reads | writes) & written
-            or writes & used
-        ):
-            dependent.add(op)
-            used |= reads | writes
-            written |= writes
-        elif op.type == "ReadVariableOp" and id(op.inputs[0]) in servers:
-            joined.add(op)
-            independent.append((number, op))
-    return independent
+        if not reads and not writes and op.op_def.is_stateful:
+            writes = {_NO_RESOURCE}
+        for resource in reads | writes:
+            if resource in last_writer:
+                sources.add(last_writer[resource])
+        for resource in writes:
+            sources.update(readers.pop(resource, ()))
+            last_writer[resource] = op
+        for resource in reads:
+            readers.setdefault(resource, []).append(op)
+        before[op] = {source for source in sources if source in places}
+    times: dict[Any, int] = {}
+    for op in graphlib.TopologicalSorter(before).static_order():
+        times[op] = max(
+            (
+                times[source] + (places[source] != places[op])
+                for source in before[op]
+            ),
+            default=0,
+        )
+    return times
+
+
+def _updates(
+    ops: Sequence[Any], servers: dict[int, str], times: Mapping[Any, int]
+) -> dict[tuple[str, int], list[_Use]]:
+    """Returns the small values of the worker that update variables.
+
+    Constants are copied to the servers instead.
+
+    Returns:
+      Maps servers and times to the values that the worker sends.
+    """
+    inputs: dict[tuple[str, int], list[tuple[Any, int]]] = {}
+    values: dict[int, tf.Tensor] = {}
+    for op in ops:
+        server = next(
+            (servers[id(one)] for one in op.inputs if id(one) in servers), None
+        )
+        if server is None or not _is_update(op):
+            continue
+        for index, tensor in enumerate(op.inputs):
+            if tensor.dtype in _DTYPES and not _place(tensor.op, servers):
+                values[id(tensor)] = tensor
+                inputs.setdefault((server, id(tensor)), []).append((op, index))
+    updates: dict[tuple[str, int], list[_Use]] = {}
+    for (server, key), used in inputs.items():
+        use = _Use(values[key], used)
+        if not _is_small(use.value):
+            continue
+        if use.value.op.type == "Const":
+            with _outside_of_the_program(server):
+                _replace(use, tf.constant(tf.get_static_value(use.value)))
+            continue
+        time = times.get(use.value.op, 0)
+        updates.setdefault((server, time), []).append(use)
+    return updates
+
+
+def _is_update(op: Any) -> bool:
+    """Returns whether an op of TensorFlow updates a variable in place."""
+    return (
+        op.type.startswith("Assign") and op.type.endswith("VariableOp")
+    ) or op.type.startswith("ResourceApply")
 
 
 def _is_small(value: tf.Tensor) -> bool:
@@ -151,14 +209,21 @@ def _is_small(value: tf.Tensor) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class _Use:
-    """A value on a server, and the inputs of ops of the worker that use it."""
+    """A value, and the inputs of ops in another process that use it."""
 
     value: tf.Tensor
     inputs: Sequence[tuple[Any, int]]
 
 
-def _join_reads(server: str, uses: Sequence[_Use]) -> dict[int, tf.Tensor]:
-    """Replaces values that a worker uses by parts of one tensor.
+def _join(
+    uses: Sequence[_Use], source: str | None, target: str | None
+) -> dict[int, tf.Tensor]:
+    """Replaces values that another process uses by parts of one tensor.
+
+    Args:
+      uses: The values and their uses.
+      source: Device that sends the values. None means the worker.
+      target: Device that uses the values. None means the worker.
 
     Returns:
       Maps the id of each replaced value to its part.
@@ -169,34 +234,46 @@ def _join_reads(server: str, uses: Sequence[_Use]) -> dict[int, tf.Tensor]:
     for number, use in enumerate(uses):
         key = use.value.dtype if use.value.shape.rank == 0 else number
         groups.setdefault(key, []).append(use)
-    with (
-        tf.control_dependencies(None),
-        tf_private.stop_recording(),
-        tf.name_scope(""),
-    ):
-        with tf.device(None), tf.device(server):
-            parts = [
-                _to_words(
-                    tf.stack([use.value for use in group])
-                    if group[0].value.shape.rank == 0
-                    else tf.reshape(group[0].value, [-1])
-                )
-                for group in groups.values()
-            ]
-            message = tf.concat(parts, axis=0)
-        with tf.device(None):
-            received = tf.split(message, [known_size(part) for part in parts])
-            for group, words in zip(groups.values(), received):
-                for use, value in zip(group, _from_words(words, group)):
-                    _replace(use, value)
-                    parts_of[id(use.value)] = value
+    with _outside_of_the_program(source):
+        parts = [
+            _to_words(
+                tf.stack([use.value for use in group])
+                if group[0].value.shape.rank == 0
+                else tf.reshape(group[0].value, [-1])
+            )
+            for group in groups.values()
+        ]
+        message = tf.concat(parts, axis=0)
+    with _outside_of_the_program(target):
+        received = tf.split(message, [known_size(part) for part in parts])
+        for group, words in zip(groups.values(), received):
+            for use, value in zip(group, _from_words(words, group)):
+                _replace(use, value)
+                parts_of[id(use.value)] = value
     return parts_of
 
 
 def _replace(use: _Use, value: tf.Tensor) -> None:
-    """Replaces a value in the ops of the worker."""
+    """Replaces a value in the ops that use it."""
     for op, index in use.inputs:
         tf_private.replace_op_input(op, index, value)
+
+
+@contextlib.contextmanager
+def _outside_of_the_program(device: str | None) -> Iterator[None]:
+    """Context of new ops that do not depend on the contexts of the program.
+
+    Args:
+      device: Device of the ops. None means the worker.
+    """
+    with (
+        tf.control_dependencies(None),
+        tf_private.stop_recording(),
+        tf.name_scope(""),
+        tf.device(None),
+        tf.device(device),
+    ):
+        yield
 
 
 def _to_words(values: tf.Tensor) -> tf.Tensor:
@@ -224,16 +301,24 @@ def _use(value: tf.Tensor, servers: dict[int, str]) -> _Use:
         [
             (op, index)
             for op in value.consumers()
-            if not _is_on_server(op, servers)
+            if not _place(op, servers)
             for index, tensor in enumerate(op.inputs)
             if tensor is value
         ],
     )
 
 
-def _is_on_server(op: Any, servers: dict[int, str]) -> bool:
-    return tf.DeviceSpec.from_string(
-        op.device
-    ).job == resource_order.SERVER_JOB or any(
-        id(tensor) in servers for tensor in op.inputs
+def _place(op: Any, servers: dict[int, str]) -> str:
+    """Returns the server of an op, or an empty string for the worker."""
+    device = op.device or ""
+    if _job(device) == resource_order.SERVER_JOB:
+        return device
+    return next(
+        (servers[id(tensor)] for tensor in op.inputs if id(tensor) in servers),
+        "",
     )
+
+
+@functools.cache
+def _job(device: str) -> str | None:
+    return tf.DeviceSpec.from_string(device).job
