@@ -17,7 +17,9 @@ from tf_layoutmap.embedding.servers import (
 from tf_layoutmap.embedding.servers.closure_trace import ClosureTrace
 
 assert strategies.NUM_DEVICES > 2
-SERVERS = ("CPU:1", "CPU:2")
+SERVERS = tuple(
+    f"/job:localhost/replica:0/task:0/device:CPU:{number}" for number in (1, 2)
+)
 
 
 def variable(value, dtype, server=0):
@@ -201,6 +203,48 @@ def test_random_steps_equal_the_program(calls, num_steps):
     assert [one.numpy() for one in received] == [
         one.numpy() for one in expected
     ]
+
+
+def test_variables_of_all_shapes_are_joined(variables):
+    # The key of the scalars of a message was equal to the number 1.
+    names = ("rate", "weights", "decay", "count")
+    joined = {name: variables[name] for name in names}
+    reduced = traced(lambda: use(joined))
+    assert len(sent(reduced)) == 1
+    for one, name in zip(run(reduced), names, strict=True):
+        np.testing.assert_array_equal(one, -variables[name].numpy())
+
+
+def test_ops_on_servers_get_one_tensor_from_each_process(variables):
+    def step():
+        gradients = [tf.random.stateless_uniform([3], (1, k)) for k in range(4)]
+        # The optimizers of Keras compute on the servers.
+        for gradient in gradients:
+            with tf.device(SERVERS[0]):
+                far = variables["far"] * variables["other"]
+                variables["weights"].assign_sub(
+                    tf.stack([gradient * far, gradient])
+                )
+        return gradients
+
+    before = variables["weights"].numpy()
+    reduced = traced(step)
+    gradients = run(reduced)
+    # The worker and the other server send one tensor each.
+    messages = {
+        tensor.name
+        for op in reduced.graph.get_operations()
+        if op.device.endswith(SERVERS[0])
+        for tensor in op.inputs
+        if tensor.dtype != tf.resource
+        and not tensor.op.device.endswith(SERVERS[0])
+        and tensor.op.type != "ReadVariableOp"
+    }
+    assert len(messages) == 2
+    expected = before
+    for gradient in gradients:
+        expected = expected - [gradient * np.float32(56), gradient]
+    np.testing.assert_array_equal(variables["weights"], expected)
 
 
 def test_a_read_after_a_write_is_separate(variables):

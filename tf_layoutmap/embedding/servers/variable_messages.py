@@ -22,7 +22,7 @@ import contextlib
 import dataclasses
 import functools
 import graphlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -69,17 +69,27 @@ def reduce_messages(graph: Any, first_op: int, known: ReadValues) -> None:
     all_ops = graph.get_operations()
     if not servers:
         return
+    # Values that other servers use, by the id of the handle of the variable.
+    shared: dict[int, tf.Tensor] = {}
     for number, op in enumerate(all_ops[known.num_ops :], known.num_ops):
         if number >= first_op and _is_read(op, servers):
-            use = _use(op.outputs[0], servers)
-            value = known.values.get(id(op.inputs[0]))
+            key = id(op.inputs[0])
+            use = _use(op.outputs[0], servers, _is_worker)
+            value = known.values.get(key)
             if value is not None:
                 _replace(use, value)
             elif use.inputs:
-                known.values[id(op.inputs[0])] = use.value
+                known.values[key] = use.value
+            elsewhere = _use(
+                op.outputs[0],
+                servers,
+                functools.partial(_is_other_server, servers[key]),
+            )
+            _replace(elsewhere, shared.setdefault(key, op.outputs[0]))
         _, written = resource_order.read_and_written_by(op)
         for resource in written:
             known.values.pop(resource, None)
+            shared.pop(resource, None)
         if (
             number >= first_op
             and not op.type.startswith(_PREFIX)
@@ -92,18 +102,18 @@ def reduce_messages(graph: Any, first_op: int, known: ReadValues) -> None:
     for op in step_ops:
         if not _is_read(op, servers):
             continue
-        use = _use(op.outputs[0], servers)
+        use = _use(op.outputs[0], servers, _is_worker)
         if use.inputs and _is_small(use.value):
             key = servers[id(op.inputs[0])], times[op]
             reads.setdefault(key, []).append(use)
-    updates = _updates(step_ops, servers, times)
+    sent = _sent_values(step_ops, servers, times)
     received: dict[int, tf.Tensor] = {}
     for (server, _), uses in reads.items():
         if len(uses) > 1:
-            received |= _join(uses, server, None)
-    for (server, _), uses in updates.items():
+            received |= _join(uses, server, "")
+    for (source, target, _), uses in sent.items():
         if len(uses) > 1:
-            _join(uses, None, server)
+            _join(uses, source, target)
     for op in step_ops:
         if _is_read(op, servers) and op.outputs[0].consumers():
             tf_private.run_independently_of_results(op)
@@ -156,29 +166,28 @@ def _times(ops: Sequence[Any], servers: dict[int, str]) -> dict[Any, int]:
     return times
 
 
-def _updates(
+def _sent_values(
     ops: Sequence[Any], servers: dict[int, str], times: Mapping[Any, int]
-) -> dict[tuple[str, int], list[_Use]]:
-    """Returns the small values of the worker that update variables.
+) -> dict[tuple[str, str, int], list[_Use]]:
+    """Returns the small values that ops send to TensorFlow's ops on servers.
 
-    Constants are copied to the servers instead.
+    A server gets its own copy of a constant instead.
 
     Returns:
-      Maps servers and times to the values that the worker sends.
+      Maps the sender, the receiver and the time to the values. The sender is a
+      server, or an empty string for the worker.
     """
     inputs: dict[tuple[str, int], list[tuple[Any, int]]] = {}
     values: dict[int, tf.Tensor] = {}
     for op in ops:
-        server = next(
-            (servers[id(one)] for one in op.inputs if id(one) in servers), None
-        )
-        if server is None or not _is_update(op):
+        server = _place(op, servers)
+        if not server or op.type.startswith(_PREFIX) or _calls_function(op):
             continue
         for index, tensor in enumerate(op.inputs):
-            if tensor.dtype in _DTYPES and not _place(tensor.op, servers):
+            if tensor.dtype in _DTYPES and _place(tensor.op, servers) != server:
                 values[id(tensor)] = tensor
                 inputs.setdefault((server, id(tensor)), []).append((op, index))
-    updates: dict[tuple[str, int], list[_Use]] = {}
+    sent: dict[tuple[str, str, int], list[_Use]] = {}
     for (server, key), used in inputs.items():
         use = _Use(values[key], used)
         if not _is_small(use.value):
@@ -187,16 +196,18 @@ def _updates(
             with _outside_of_the_program(server):
                 _replace(use, tf.constant(tf.get_static_value(use.value)))
             continue
-        time = times.get(use.value.op, 0)
-        updates.setdefault((server, time), []).append(use)
-    return updates
+        source = use.value.op
+        sent.setdefault(
+            (_place(source, servers), server, times.get(source, 0)), []
+        ).append(use)
+    return sent
 
 
-def _is_update(op: Any) -> bool:
-    """Returns whether an op of TensorFlow updates a variable in place."""
-    return (
-        op.type.startswith("Assign") and op.type.endswith("VariableOp")
-    ) or op.type.startswith("ResourceApply")
+def _calls_function(op: Any) -> bool:
+    """Returns whether an op runs a function, whose ops have own devices."""
+    return any(
+        attribute.type in ("func", "list(func)") for attribute in op.op_def.attr
+    )
 
 
 def _is_small(value: tf.Tensor) -> bool:
@@ -216,23 +227,24 @@ class _Use:
 
 
 def _join(
-    uses: Sequence[_Use], source: str | None, target: str | None
+    uses: Sequence[_Use], source: str, target: str
 ) -> dict[int, tf.Tensor]:
     """Replaces values that another process uses by parts of one tensor.
 
     Args:
       uses: The values and their uses.
-      source: Device that sends the values. None means the worker.
-      target: Device that uses the values. None means the worker.
+      source: Server that sends the values, or an empty string for the worker.
+      target: Server that uses the values, or an empty string for the worker.
 
     Returns:
       Maps the id of each replaced value to its part.
     """
     parts_of: dict[int, tf.Tensor] = {}
-    # Scalars of the same type need one op instead of one op per scalar.
-    groups: dict[Any, list[_Use]] = {}
+    # Scalars of the same type need one op instead of one op per scalar. A type
+    # itself is not a key, because `tf.float32 == 1`.
+    groups: dict[str | int, list[_Use]] = {}
     for number, use in enumerate(uses):
-        key = use.value.dtype if use.value.shape.rank == 0 else number
+        key = use.value.dtype.name if use.value.shape.rank == 0 else number
         groups.setdefault(key, []).append(use)
     with _outside_of_the_program(source):
         parts = [
@@ -260,18 +272,18 @@ def _replace(use: _Use, value: tf.Tensor) -> None:
 
 
 @contextlib.contextmanager
-def _outside_of_the_program(device: str | None) -> Iterator[None]:
+def _outside_of_the_program(server: str) -> Iterator[None]:
     """Context of new ops that do not depend on the contexts of the program.
 
     Args:
-      device: Device of the ops. None means the worker.
+      server: Device of the ops, or an empty string for the worker.
     """
     with (
         tf.control_dependencies(None),
         tf_private.stop_recording(),
         tf.name_scope(""),
         tf.device(None),
-        tf.device(device),
+        tf.device(server or None),
     ):
         yield
 
@@ -294,14 +306,16 @@ def _from_words(words: tf.Tensor, group: Sequence[_Use]) -> list[tf.Tensor]:
     return [tf.reshape(values, shape)]
 
 
-def _use(value: tf.Tensor, servers: dict[int, str]) -> _Use:
-    """Returns the inputs of ops of the worker that are `value`."""
+def _use(
+    value: tf.Tensor, servers: dict[int, str], places: Callable[[str], bool]
+) -> _Use:
+    """Returns the inputs that are `value`, of ops at the selected places."""
     return _Use(
         value,
         [
             (op, index)
             for op in value.consumers()
-            if not _place(op, servers)
+            if places(_place(op, servers))
             for index, tensor in enumerate(op.inputs)
             if tensor is value
         ],
@@ -317,6 +331,14 @@ def _place(op: Any, servers: dict[int, str]) -> str:
         (servers[id(tensor)] for tensor in op.inputs if id(tensor) in servers),
         "",
     )
+
+
+def _is_worker(place: str) -> bool:
+    return not place
+
+
+def _is_other_server(server: str, place: str) -> bool:
+    return place not in ("", server)
 
 
 @functools.cache
