@@ -143,9 +143,7 @@ def define_function(
       kwargs: Keyword arguments of the call.
       options: TensorFlow's options of the function, which all its calls share.
     """
-    # `get_concrete_function` copies the options; all copies have these objects.
-    holder = options.function_captures or options
-    known: dict[Hashable, Any] = vars(holder).setdefault(_DECISIONS, {})
+    known = _known_decisions(options)
     cache = options.function_cache
     num_traces = 0 if cache is None else len(cache)
     true = _context.true = _true(known)
@@ -189,6 +187,22 @@ def _with_decisions(context: Any, true: _True) -> Any:
     if not true:
         return context
     return context._replace(context=(context.context, true))
+
+
+def true_decisions(options: Any) -> _True:
+    """Returns the keys of the decisions of a function that are true now.
+
+    Args:
+      options: TensorFlow's options of the function.
+    """
+    return _true(_known_decisions(options))
+
+
+def _known_decisions(options: Any) -> dict[Hashable, Any]:
+    """Returns the decisions on which the traces of a function depend."""
+    # `get_concrete_function` copies the options; all copies have these objects.
+    holder = options.function_captures or options
+    return vars(holder).setdefault(_DECISIONS, {})
 
 
 def _true(decisions: dict[Hashable, Any]) -> _True:

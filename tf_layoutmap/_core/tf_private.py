@@ -87,7 +87,8 @@ _DTENSOR.check_method(
 )
 
 # These functions select the trace of a `tf.function` for a call. They are
-# replaced, because some traces depend on whether a tape records the call.
+# replaced, because some traces depend on whether a tape records the call, and
+# because calls with ragged tensors are slow.
 tracing_compilation = importlib.import_module(
     "tensorflow.python.eager.polymorphic_function.tracing_compilation"
 )
@@ -98,6 +99,17 @@ _DTENSOR.check_method(
     "kwargs",
     "tracing_options",
 )
+for _name in ("call_function", "trace_function"):
+    _DTENSOR.check_method(
+        tracing_compilation, _name, "args", "kwargs", "tracing_options"
+    )
+for _name in ("bind", "unpack_inputs"):
+    _DTENSOR.check_method(
+        importlib.import_module(
+            "tensorflow.core.function.polymorphism.function_type"
+        ).FunctionType,
+        _name,
+    )
 function_context = importlib.import_module(
     "tensorflow.python.eager.polymorphic_function.function_context"
 )
@@ -1432,6 +1444,12 @@ def replace_item(items: Any, index: int, value: Any) -> None:
 EagerTensor = _private("framework.ops", "_EagerTensorBase")
 _private("framework.ops", "_EagerTensorBase._numpy")
 _private("framework.ops", "EagerTensor._num_elements")
+
+# The class of all eager tensors, and methods that return parts of their type
+# spec without creating a `tf.TensorShape`.
+EagerTensorClass = _private("framework.ops", "EagerTensor")
+for _name in ("_datatype_enum", "_rank", "_shape_tuple"):
+    _private("framework.ops", f"EagerTensor.{_name}")
 
 
 def num_elements(tensor: Any) -> int:

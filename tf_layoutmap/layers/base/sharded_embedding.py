@@ -448,6 +448,7 @@ class EmbeddingCore(LayerBase):
         """
         self._check_keras_version(inputs)
         if isinstance(inputs, tf.RaggedTensor):
+            patches.ensure("function_calls")
             return tf.ragged.map_flat_values(self.call, inputs)
         if isinstance(inputs, tf.SparseTensor):
             return input_ids.look_up_sparse(
