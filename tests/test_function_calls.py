@@ -25,7 +25,7 @@ def _patches():
 def stock():
     """Calls functions as TensorFlow does."""
     with unittest.mock.patch.object(
-        function_calls, "_has_traces", lambda options: False
+        function_calls, "_read", lambda *arguments: False
     ):
         yield
 
@@ -151,14 +151,21 @@ def test_a_recorded_trace_is_not_selected_again():
     batches = [[A, B], [B, A], [A, ragged([[], [], []])]]
     recorded.results([arguments(batch, training=True) for batch in batches])
     with selections() as found:
-        recorded.results([arguments(batches[0], training=True)] * 2)
-        assert len(found) == 1
+        recorded.results([arguments(batches[0], training=True)])
+        assert found
+        found.clear()
         recorded.results(
             [arguments(batch, training=True) for batch in batches] * 3
         )
-        assert len(found) == 1
+        assert not found
+        # The first call traces the function, and the second call records the
+        # trace.
+        for _ in range(2):
+            recorded.results([arguments(batches[0], training=False)])
+            assert found
+            found.clear()
         recorded.results([arguments(batches[0], training=False)])
-        assert len(found) == 2
+        assert not found
 
 
 def test_a_function_with_a_signature_checks_its_arguments():
@@ -183,8 +190,37 @@ def test_a_later_trace_that_fits_better_is_used():
     assert len(recorded.traces) == 1
     recorded.call.get_concrete_function(tf.RaggedTensorSpec([3, None], tf.int64))
     with selections() as found:
+        recorded.results([arguments(A)])
+        assert found[-1][0][0] is A
+        found.clear()
         recorded.results([arguments(A)] * 3)
-        assert len(found) == 1
+        assert not found
+
+
+def test_arguments_that_tensorflow_converts_are_selected_by_tensorflow():
+    recorded = Recorded(
+        input_signature=[tf.TensorSpec([]), tf.TensorSpec([None])]
+    )
+    calls = [arguments(1, tf.constant([2.0])), arguments(2.0, np.ones(2))]
+    for _ in range(3):
+        assert recorded.results(calls) == [
+            [(tf.float32, 1.0), (tf.float32, [2.0])],
+            [(tf.float32, 2.0), (tf.float32, [1.0, 1.0])],
+        ]
+    assert len(recorded.traces) == 1
+
+
+def test_resources_and_variants_are_selected_by_tensorflow():
+    variables = [tf.Variable(1.0), tf.Variable([2.0, 3.0])]
+    read = tf.function(
+        lambda handle: tf.raw_ops.ReadVariableOp(
+            resource=handle, dtype=tf.float32
+        )
+    )
+    for _ in range(3):
+        for variable in variables:
+            result = read(variable.handle)
+            assert result.numpy().tolist() == variable.numpy().tolist()
 
 
 def test_the_number_of_recorded_traces_is_limited():
@@ -192,11 +228,7 @@ def test_the_number_of_recorded_traces_is_limited():
     sizes = [*range(1, function_calls._MAX_KEYS + 10)]
     calls = [arguments(ragged([[1]] * size)) for size in sizes]
     assert [len(call[1][1]) - 1 for call in recorded.results(calls)] == sizes
-    (options,) = [
-        options
-        for options in (recorded.call._variable_creation_config,)
-        if options
-    ]
+    options = recorded.call._variable_creation_config
     assert len(vars(options)[function_calls._TRACES]) == function_calls._MAX_KEYS
 
 

@@ -25,6 +25,9 @@ _TRACES = "_layoutmap_traces_of_calls"
 # If batch sizes vary, a function has many keys. The oldest keys are removed.
 _MAX_KEYS = 64
 
+# The trace of a call that has not been recorded.
+_UNKNOWN = object()
+
 # Types of arguments that a trace contains as constants.
 _CONSTANTS = frozenset({bool, int, str, type(None)})
 # The type specs of these tensors contain more than a dtype and a shape.
@@ -33,47 +36,26 @@ _WITH_HANDLE_DATA = frozenset(
 )
 
 
-class _Arguments:
-    """Arguments of a call.
+def _read(value: Any, key: list[Any], tensors: list[tf.Tensor]) -> bool:
+    """Appends the parts of a nested structure of arguments.
 
-    Attributes:
-      tensors: All tensors, in the order in which a trace receives them.
-      num_ragged: Number of ragged tensors.
+    Args:
+      value: The structure.
+      key: List to which the structure is appended, and all that the specs of
+        its leaves contain.
+      tensors: List to which the tensors are appended, in the order in which a
+        trace receives them.
+
+    Returns:
+      Whether all parts of the structure are supported.
     """
-
-    def __init__(self) -> None:
-        self.tensors: list[tf.Tensor] = []
-        self.num_ragged = 0
-        self._key: list[Any] = []
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Structure of the arguments, and all that their specs contain."""
-        return tuple(self._key)
-
-    def add(self, value: Any) -> bool:
-        """Adds a nested structure; returns False if a leaf is not supported."""
-        kind = type(value)
-        if kind is tf.RaggedTensor:
-            return self._add_ragged(value)
-        if kind is tf_private.EagerTensorClass:
-            dtype = value._datatype_enum()
-            self._key.append((dtype, value._shape_tuple()))
-            self.tensors.append(value)
-            return dtype not in _WITH_HANDLE_DATA
-        if kind is list or kind is tuple:
-            self._key.append((kind, len(value)))
-            return all(map(self.add, value))
-        if kind is dict:
-            if any(type(name) is not str for name in value):
-                return False
-            names = sorted(value)
-            self._key.append((kind, *names))
-            return all(self.add(value[name]) for name in names)
-        self._key.append((kind, value))
-        return kind in _CONSTANTS
-
-    def _add_ragged(self, value: tf.RaggedTensor) -> bool:
+    kind = type(value)
+    if kind is tf_private.EagerTensorClass:
+        dtype = value._datatype_enum()
+        key.append((dtype, value._shape_tuple()))
+        tensors.append(value)
+        return dtype not in _WITH_HANDLE_DATA
+    if kind is tf.RaggedTensor:
         ids, splits = value.values, value.row_splits
         if (
             type(ids) is not tf_private.EagerTensorClass
@@ -82,71 +64,107 @@ class _Arguments:
             or ids._rank() != 1
         ):
             return False
-        # The specs do not contain the number of ids.
-        self._key.append(
-            (
-                tf.RaggedTensor,
-                ids._datatype_enum(),
-                splits._datatype_enum(),
-                splits._shape_tuple(),
-            )
+        # The spec does not contain the number of ids.
+        dtype = ids._datatype_enum()
+        key.append(
+            (kind, dtype, splits._datatype_enum(), splits._shape_tuple())
         )
-        self.tensors += (ids, splits)
-        self.num_ragged += 1
-        return True
+        tensors += (ids, splits)
+        return dtype not in _WITH_HANDLE_DATA
+    if kind is list or kind is tuple:
+        key.append((kind, len(value)))
+    elif kind is dict:
+        if any(type(name) is not str for name in value):
+            return False
+        names = sorted(value)
+        key.append((kind, *names))
+        value = [value[name] for name in names]
+    else:
+        key.append((kind, value))
+        return kind in _CONSTANTS
+    for part in value:
+        if not _read(part, key, tensors):
+            return False
+    return True
 
 
-def call_function(
-    original: Callable[..., Any],
-    args: Any = None,
-    kwargs: Any = None,
-    tracing_options: Any = None,
+def call(
+    original: Callable[..., Any], function: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Calls a function, and traces it if necessary.
 
     Args:
-      original: The replaced function of TensorFlow.
-      args: Positional arguments of the call.
-      kwargs: Keyword arguments of the call.
-      tracing_options: TensorFlow's options of the function, which all its calls
-        share.
+      original: The replaced method of TensorFlow.
+      function: The `tf.function`.
+      *args: Positional arguments of the call.
+      **kwargs: Keyword arguments of the call.
     """
-    arguments = _Arguments()
+    # TensorFlow's options of all calls; None before the first call.
+    options = (
+        function._no_variable_creation_config
+        if function._created_variables
+        else function._variable_creation_config
+    )
+    arguments: list[Any] = []
+    tensors: list[tf.Tensor] = []
     if not (
-        tf.executing_eagerly()
-        and _has_traces(tracing_options)
-        and arguments.add(tuple(args or ()))
-        and arguments.add(kwargs or {})
-        and arguments.num_ragged
+        options is not None
+        and tf.executing_eagerly()
+        and _read(args, arguments, tensors)
+        and _read(kwargs, arguments, tensors)
+        and tensors
     ):
-        return original(args, kwargs, tracing_options)
-    traces: dict[Any, Any] = vars(tracing_options).setdefault(_TRACES, {})
-    key = arguments.key
-    function = traces.get((key, _context_of(tracing_options)))
-    if function is not None:
-        tensors = arguments.tensors
-    else:
-        function = tf_private.tracing_compilation.trace_function(
-            args, kwargs, tracing_options
-        )
-        bound = function.function_type.bind(*(args or ()), **(kwargs or {}))
-        tensors = function.function_type.unpack_inputs(bound)
-        if [*map(id, tensors)] == [*map(id, arguments.tensors)]:
-            # Tracing can add decisions and a trace.
-            traces[key, _context_of(tracing_options)] = function
+        return original(function, *args, **kwargs)
+    traces = vars(options).get(_TRACES)
+    if traces is None:
+        traces = vars(options).setdefault(_TRACES, {})
+    context = _context_of(options)
+    key = (tuple(arguments), context)
+    trace = traces.get(key, _UNKNOWN)
+    if trace is _UNKNOWN:
+        result = original(function, *args, **kwargs)
+        # A new trace can change the context of later calls.
+        if context == _context_of(options):
+            traces[key] = _trace_of(function, options, args, kwargs, tensors)
             if len(traces) > _MAX_KEYS:
                 traces.pop(next(iter(traces)), None)
-    return function._call_flat(
-        tensors, captured_inputs=function.captured_inputs
-    )
+        return result
+    if trace is None:
+        return original(function, *args, **kwargs)
+    return trace._call_flat(tensors, captured_inputs=trace.captured_inputs)
 
 
-def _has_traces(options: Any) -> bool:
-    """Returns whether the arguments and the context determine the trace."""
-    if options is None or options.function_cache is None:
-        return False
+def _trace_of(
+    function: Any,
+    options: Any,
+    args: Any,
+    kwargs: Any,
+    tensors: list[tf.Tensor],
+) -> Any:
+    """Returns the trace that TensorFlow selects for a call.
+
+    The result is None if the arguments and the context do not determine the
+    trace, or if the trace does not receive `tensors` in this order, for example
+    because TensorFlow converts other arguments to tensors.
+    """
     captures = options.function_captures
-    return captures is None or not captures.capture_types
+    if captures is not None and captures.capture_types:
+        return None
+    bound = tf_private.function_type_utils.canonicalize_function_inputs(
+        args,
+        kwargs,
+        function.function_type,
+        function._default_values,
+        function._is_pure,
+    )
+    trace = tf_private.tracing_compilation.trace_function(
+        bound.args, bound.kwargs, options
+    )
+    received = trace.function_type.unpack_inputs(
+        trace.function_type.bind(*bound.args, **bound.kwargs)
+    )
+    is_same = [*map(id, received)] == [*map(id, tensors)]
+    return trace if is_same else None
 
 
 def _context_of(options: Any) -> tuple[Any, ...]:
@@ -163,9 +181,9 @@ def _context_of(options: Any) -> tuple[Any, ...]:
 PATCHES: tuple[Patch, ...] = (
     Patch(
         "function_calls",
-        "_core.tf_private:tracing_compilation",
-        "call_function",
-        call_function,
+        "_core.tf_private:Function",
+        "_call",
+        call,
         "A call of a `tf.function` takes 45 us longer for each ragged tensor "
         "in its arguments, in addition to the time of its operations.",
         TENSORFLOW,

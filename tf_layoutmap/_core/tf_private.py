@@ -99,17 +99,28 @@ _DTENSOR.check_method(
     "kwargs",
     "tracing_options",
 )
-for _name in ("call_function", "trace_function"):
-    _DTENSOR.check_method(
-        tracing_compilation, _name, "args", "kwargs", "tracing_options"
-    )
-for _name in ("bind", "unpack_inputs"):
-    _DTENSOR.check_method(
-        importlib.import_module(
-            "tensorflow.core.function.polymorphism.function_type"
-        ).FunctionType,
-        _name,
-    )
+_DTENSOR.check_method(
+    tracing_compilation, "trace_function", "args", "kwargs", "tracing_options"
+)
+_DTENSOR.check_method(
+    importlib.import_module(
+        "tensorflow.core.function.polymorphism.function_type"
+    ).FunctionType,
+    "unpack_inputs",
+    "bound_parameters",
+)
+function_type_utils = importlib.import_module(
+    "tensorflow.python.eager.polymorphic_function.function_type_utils"
+)
+_DTENSOR.check_method(
+    function_type_utils,
+    "canonicalize_function_inputs",
+    "args",
+    "kwargs",
+    "function_type",
+    "default_values",
+    "is_pure",
+)
 function_context = importlib.import_module(
     "tensorflow.python.eager.polymorphic_function.function_context"
 )
@@ -282,6 +293,7 @@ Function = _private(
     "eager.polymorphic_function.polymorphic_function", "Function"
 )
 _private("eager.polymorphic_function.polymorphic_function", "Function._clone")
+_private("eager.polymorphic_function.polymorphic_function", "Function._call")
 OWN_CREATORS = ("tensorflow.python.distribute", "tensorflow.python.eager")
 
 # All ops of this process, including ops of loaded libraries.
