@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tf_layoutmap._core import function_calls, function_traces, patches
+from tf_layoutmap._core import function_traces, patches
 
-tracing_compilation = function_calls.tf_private.tracing_compilation
+tracing_compilation = function_traces.tf_private.tracing_compilation
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -25,7 +25,7 @@ def _patches():
 def stock():
     """Calls functions as TensorFlow does."""
     with unittest.mock.patch.object(
-        function_calls, "_read", lambda *arguments: False
+        function_traces, "_read", lambda *arguments: False
     ):
         yield
 
@@ -118,7 +118,9 @@ CALLS = {
     "uniform rows": [
         arguments(A),
         arguments(tf.RaggedTensor.from_uniform_row_length([1, 2, 3], 1)),
-        arguments(tf.RaggedTensor.from_uniform_row_length([1, 2, 3, 4, 5, 6], 2)),
+        arguments(
+            tf.RaggedTensor.from_uniform_row_length([1, 2, 3, 4, 5, 6], 2)
+        ),
     ],
     "ranks": [
         arguments(A),
@@ -188,7 +190,9 @@ def test_a_later_trace_that_fits_better_is_used():
     recorded.call.get_concrete_function(general)
     recorded.results([arguments(A)] * 3)
     assert len(recorded.traces) == 1
-    recorded.call.get_concrete_function(tf.RaggedTensorSpec([3, None], tf.int64))
+    recorded.call.get_concrete_function(
+        tf.RaggedTensorSpec([3, None], tf.int64)
+    )
     with selections() as found:
         recorded.results([arguments(A)])
         assert found[-1][0][0] is A
@@ -225,11 +229,13 @@ def test_resources_and_variants_are_selected_by_tensorflow():
 
 def test_the_number_of_recorded_traces_is_limited():
     recorded = Recorded(reduce_retracing=True)
-    sizes = [*range(1, function_calls._MAX_KEYS + 10)]
+    sizes = [*range(1, function_traces._MAX_KEYS + 10)]
     calls = [arguments(ragged([[1]] * size)) for size in sizes]
     assert [len(call[1][1]) - 1 for call in recorded.results(calls)] == sizes
     options = recorded.call._variable_creation_config
-    assert len(vars(options)[function_calls._TRACES]) == function_calls._MAX_KEYS
+    assert (
+        len(vars(options)[function_traces._TRACES]) == function_traces._MAX_KEYS
+    )
 
 
 @pytest.mark.parametrize("persistent", [False, True])

@@ -45,7 +45,7 @@ _HOMES = {
     "memory": "tf_layoutmap._core.freed_gradients",
     "table_gradients": "tf_layoutmap.sharded.replacements",
     "function_traces": "tf_layoutmap._core.function_traces",
-    "function_calls": "tf_layoutmap._core.function_calls",
+    "function_calls": "tf_layoutmap._core.function_traces",
 }
 
 GROUPS: tuple[str, ...] = tuple(_HOMES)

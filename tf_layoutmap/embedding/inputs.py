@@ -20,7 +20,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap._core import patches
 from tf_layoutmap.embedding import build_shapes
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.vocabulary import key_tensors, stored_keys
@@ -324,7 +323,6 @@ def _flat_samples(feature, indices, sizes):
 
 
 def _read_ragged(feature, value, weight) -> FeatureIds:
-    patches.ensure("function_calls")
     check_id_type(feature, value.dtype)
     if value.ragged_rank != 1 or value.values.shape.rank != 1:
         raise ValueError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from tf_layoutmap._core import checks, literals, placeholders
+from tf_layoutmap._core import checks, literals, patches, placeholders
 from tf_layoutmap.embedding import backend as embedding_backend
 from tf_layoutmap.embedding import (
     inputs,
@@ -396,6 +396,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
     def _create(self):
         """Creates the variables and starts the backend."""
         backend = self._state.backend
+        patches.ensure("function_calls")
         # The variables exist longer than a function that is being traced.
         # Therefore the variables are always created eagerly.
         with tf.init_scope():

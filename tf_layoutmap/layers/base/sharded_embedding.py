@@ -279,6 +279,7 @@ class EmbeddingCore(LayerBase):
           ValueError: If the strategy does not support a setting of the layer.
         """
         patches.ensure("function_traces")
+        patches.ensure("function_calls")
         strategies.warn_of_wrong_sums()
         if self._is_beside_tpu() and self.embeddings_regularizer is not None:
             raise ValueError(
@@ -448,7 +449,6 @@ class EmbeddingCore(LayerBase):
         """
         self._check_keras_version(inputs)
         if isinstance(inputs, tf.RaggedTensor):
-            patches.ensure("function_calls")
             return tf.ragged.map_flat_values(self.call, inputs)
         if isinstance(inputs, tf.SparseTensor):
             return input_ids.look_up_sparse(

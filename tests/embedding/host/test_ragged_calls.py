@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tf_layoutmap as tlm
-from tf_layoutmap._core import function_calls, patches
+from tf_layoutmap._core import function_traces, patches
 
 tpu = tf.tpu.experimental.embedding
 NUM_ROWS = (20, 9, 13)
@@ -174,9 +174,7 @@ class ShardedSteps:
         return [first, found, self._call(features)]
 
     def tables(self):
-        return {
-            name: layer.embeddings for name, layer in self._layers.items()
-        }
+        return {name: layer.embeddings for name, layer in self._layers.items()}
 
 
 PROGRAMS = [EmbeddingSteps, LayerSteps, ShardedSteps]
@@ -191,9 +189,9 @@ RUNS = {
 def results(make, batches, run, weighted, *, is_stock):
     """Returns the results of all steps, and the tables afterwards."""
     with unittest.mock.patch.object(
-        function_calls,
+        function_traces,
         "_read",
-        (lambda *arguments: False) if is_stock else function_calls._read,
+        (lambda *arguments: False) if is_stock else function_traces._read,
     ):
         steps = make(run, weighted)
         found = [
