@@ -104,6 +104,37 @@ def test_packed_batches_train_bitwise_like_unpacked(weighted, num_shards):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("num_samples", [0, 1, 8, 300])
+def test_lookups_of_packed_batches_are_bitwise_equal(
+    num_samples, sequence, dtype
+):
+    embedding = tlm.TPUEmbedding(
+        feature_config(sequence), tpu.SGD(0.5), table_dtypes=dtype
+    )
+
+    def look_up(features):
+        embedding.enqueue(features, training=False)
+        return embedding.dequeue()
+
+    for seed in range(3):
+        features = batch(seed, num_samples)
+        for run in (look_up, tf.function(look_up)):
+            tf.nest.map_structure(
+                np.testing.assert_array_equal,
+                run(tlm.pack(features)),
+                run(features),
+            )
+    invalid = batch(1, 300)
+    values = invalid["title"].values
+    invalid["title"] = invalid["title"].with_values(
+        tf.concat([values[:-1], [20]], axis=0)
+    )
+    with pytest.raises(InvalidArgument, match="'title'.*id 20 is outside"):
+        look_up(tlm.pack(invalid))
+
+
 def test_packed_batches_of_a_distributed_dataset_train_equally():
     dataset = tf.data.Dataset.from_tensor_slices(
         {

@@ -267,11 +267,10 @@ def pack(
     """Packs the ids of all features of a batch into one tensor.
 
     `enqueue` of `tlm.TPUEmbedding` and the layer `tlm.layers.TPUEmbedding`
-    accept the packed tensor in place of the structure. With many ragged or
-    sparse tensors, TensorFlow can need more time for the function call than for
-    the lookup of the ids. A packed batch is a single dense tensor. `fit` can
-    split this tensor over the replicas of a strategy. Call `pack` in the input
-    pipeline:
+    accept the packed tensor in place of the structure. A packed batch is a
+    single dense tensor, which a dataset stores and copies in less time than
+    many ragged or sparse tensors. `fit` can split this tensor over the replicas
+    of a strategy. Call `pack` in the input pipeline:
 
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm

@@ -328,25 +328,21 @@ std::vector<FeatureInput<int64_t>> UnpackedIds::features() const {
   return features;
 }
 
-namespace {
-
-// Views the features of a packed batch whose samples all have the same numbers
-// of ids. Returns false if this is not the case, or if the ids must be unpacked.
-bool ViewEvenIds(const std::vector<FeatureSpec>& specs,
-                 const PackedInput& input,
-                 const std::shared_ptr<const void>& owner,
-                 const ParallelFor& parallel_for,
-                 std::vector<RaggedIds>* features) {
+bool ViewPackedIds(const std::vector<FeatureSpec>& specs,
+                   const PackedInput& input,
+                   const std::shared_ptr<const void>& owner,
+                   const ParallelFor& parallel_for,
+                   std::vector<RaggedIds>* features) {
   const auto num_features = static_cast<int64_t>(specs.size());
   const int64_t num_samples = input.ids.num_rows, num_columns = input.ids.dim;
   const int64_t num_sizes = 1 + num_features;
+  if (num_samples == 0 || !MayBeRows(specs, input) ||
+      !CheckShape(specs, input).ok()) {
+    return false;
+  }
   // The header is the mark and the numbers of ids. All samples must have the
   // header of the first sample.
   const int64_t* const header = input.ids.row(0);
-  // Most batches whose headers differ are found without a pass over all ids.
-  for (const int64_t s : {num_samples / 2, num_samples - 1}) {
-    if (!std::equal(header, header + num_sizes, input.ids.row(s))) return false;
-  }
   std::vector<int64_t> totals(num_features);
   if (!CountIds(specs, input, 0, 1, totals.data()).ok()) return false;
   // The last row of the table of each id in a sample.
@@ -392,104 +388,6 @@ bool ViewEvenIds(const std::vector<FeatureSpec>& specs,
     even.first += even.size;
   }
   return true;
-}
-
-// Views the features of a packed batch whose samples have any numbers of ids.
-bool ViewSpreadIds(const std::vector<FeatureSpec>& specs,
-                   const PackedInput& input,
-                   const std::shared_ptr<const void>& owner,
-                   const ParallelFor& parallel_for,
-                   std::vector<RaggedIds>* features) {
-  const auto num_features = static_cast<int64_t>(specs.size());
-  const int64_t num_samples = input.ids.num_rows, num_columns = input.ids.dim;
-  const int64_t num_chunks =
-      (num_samples + kSamplesPerChunk - 1) / kSamplesPerChunk;
-  const auto for_chunks = [&](int64_t cost, const auto& work) {
-    parallel_for(num_chunks, kSamplesPerChunk * cost,
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t c = begin; c < end; ++c) {
-                     const int64_t first = c * kSamplesPerChunk;
-                     work(c, first,
-                          std::min(first + kSamplesPerChunk, num_samples));
-                   }
-                 });
-  };
-  // At first, the numbers of ids of each chunk and feature, later the numbers
-  // of ids in all earlier chunks.
-  std::vector<int64_t> starts(num_chunks * num_features);
-  std::vector<uint8_t> is_valid(num_chunks);
-  for_chunks(2 * (1 + num_features), [&](int64_t c, int64_t first,
-                                         int64_t last) {
-    is_valid[c] = CountIds(specs, input, first, last,
-                           starts.data() + c * num_features)
-                      .ok();
-  });
-  if (std::count(is_valid.begin(), is_valid.end(), 0) > 0) return false;
-  std::vector<uint64_t> last_rows;
-  for (int64_t f = 0; f < num_features; ++f) {
-    int64_t start = 0;
-    for (int64_t c = 0; c < num_chunks; ++c) {
-      start += std::exchange(starts[c * num_features + f], start);
-    }
-    if (start > INT32_MAX || specs[f].num_rows == 0) return false;
-    last_rows.push_back(specs[f].num_rows - 1);
-  }
-  // For each feature, the splits and the begins.
-  const int64_t stride = PaddedSize(num_samples + 1);
-  const std::shared_ptr<int64_t[]> ranges(
-      new int64_t[2 * num_features * stride]);
-  int64_t* const all_splits = ranges.get();
-  int64_t* const all_begins = all_splits + num_features * stride;
-  for (int64_t f = 0; f < num_features; ++f) all_splits[f * stride] = 0;
-  for_chunks(num_columns, [&](int64_t c, int64_t first, int64_t last) {
-    int64_t* const next = starts.data() + c * num_features;
-    // The sign bits detect ids outside of their tables, see `AnyOutside`.
-    uint64_t signs = 0;
-    for (int64_t s = first; s < last; ++s) {
-      const int64_t* const sizes = input.ids.row(s) + 1;
-      const int64_t* ids = sizes + num_features;
-      for (int64_t f = 0; f < num_features; ++f) {
-        const int64_t size = sizes[f];
-        const uint64_t last_row = last_rows[f];
-        for (int64_t i = 0; i < size; ++i) {
-          const auto id = static_cast<uint64_t>(ids[i]);
-          signs |= id | (last_row - id);
-        }
-        all_begins[f * stride + s] = ids - input.ids.data;
-        next[f] += size;
-        all_splits[f * stride + s + 1] = next[f];
-        ids += size;
-      }
-    }
-    is_valid[c] = signs >> 63 == 0;
-  });
-  if (std::count(is_valid.begin(), is_valid.end(), 0) > 0) return false;
-  const auto owners = std::make_shared<
-      std::pair<std::shared_ptr<int64_t[]>, std::shared_ptr<const void>>>(
-      ranges, owner);
-  features->clear();
-  for (int64_t f = 0; f < num_features; ++f) {
-    features->push_back(RaggedIds::SpreadView(
-        specs[f], {input.ids.data, num_samples * num_columns},
-        {all_splits + f * stride, num_samples + 1},
-        {all_begins + f * stride, num_samples}, owners));
-  }
-  return true;
-}
-
-}  // namespace
-
-bool ViewPackedIds(const std::vector<FeatureSpec>& specs,
-                   const PackedInput& input,
-                   const std::shared_ptr<const void>& owner,
-                   const ParallelFor& parallel_for,
-                   std::vector<RaggedIds>* features) {
-  if (input.ids.num_rows == 0 || !MayBeRows(specs, input) ||
-      !CheckShape(specs, input).ok()) {
-    return false;
-  }
-  return ViewEvenIds(specs, input, owner, parallel_for, features) ||
-         ViewSpreadIds(specs, input, owner, parallel_for, features);
 }
 
 Status IdPacker::Make(const std::vector<std::string>& names,

@@ -79,8 +79,9 @@ class UnpackedIds {
 };
 
 // Creates views of the features of a packed batch, without unpacking it.
-// Returns false if the ids must be unpacked: if the batch is invalid, or has
-// weights or sequences. `owner` keeps the memory of the batch alive.
+// Returns false if the ids must be unpacked: if the batch is invalid or has
+// weights or sequences, or if samples have different numbers of ids of a
+// feature. `owner` keeps the memory of the batch alive.
 bool ViewPackedIds(const std::vector<FeatureSpec>& specs,
                    const PackedInput& input,
                    const std::shared_ptr<const void>& owner,

@@ -419,27 +419,6 @@ RaggedIds RaggedIds::EvenView(const FeatureSpec& spec, Span<const int64_t> ids,
   return made;
 }
 
-RaggedIds RaggedIds::SpreadView(const FeatureSpec& spec,
-                                Span<const int64_t> ids,
-                                Span<const int64_t> splits,
-                                Span<const int64_t> begins,
-                                std::shared_ptr<const void> owner) {
-  assert(spec.max_sequence_length == 0 && owner != nullptr);
-  RaggedIds made;
-  made.num_samples_ = splits.size() - 1;
-  made.counts_.num_ids = splits[made.num_samples_];
-  made.owner_ = std::move(owner);
-  made.is_view_ = true;
-  made.viewed_rows_ = ids;
-  made.shared_splits_ = splits;
-  made.begins_ = begins;
-  if (spec.combiner != Combiner::kSum) {
-    made.gains_.resize(made.num_samples_);
-    CombineOutputGains(spec.combiner, splits, made.gains_);
-  }
-  return made;
-}
-
 RaggedIds RaggedIds::OfRows(const FeatureSpec& spec, Span<const uint32_t> rows,
                             Span<const int64_t> splits,
                             std::shared_ptr<const void> owner) {

@@ -112,15 +112,6 @@ class RaggedIds {
                             const EvenIds& even, int64_t num_samples,
                             std::shared_ptr<const void> owner);
 
-  // Creates a view of checked ids of a feature. The ids of output o begin at
-  // begins[o], and their number is splits[o + 1] - splits[o]. The feature must
-  // not be a sequence and must not have weights. Only lookups can use the
-  // result.
-  static RaggedIds SpreadView(const FeatureSpec& spec, Span<const int64_t> ids,
-                              Span<const int64_t> splits,
-                              Span<const int64_t> begins,
-                              std::shared_ptr<const void> owner);
-
   // Creates ids from rows that the caller has checked. The feature must not be
   // a sequence and must not have weights. The spans are views of memory that
   // `owner` keeps alive.
@@ -144,7 +135,7 @@ class RaggedIds {
   int64_t num_samples() const { return num_samples_; }
 
   // Validated global rows. The rows of output `o` have the indices [splits[o],
-  // splits[o + 1]). Objects that a view function created have only
+  // splits[o + 1]). Objects that `MakeView` or `EvenView` created have only
   // `lookup_rows`.
   Span<const uint32_t> rows() const {
     assert(!is_view_);
@@ -157,8 +148,6 @@ class RaggedIds {
                                   : shared_splits_;
   }
   const EvenIds& even() const { return even_; }
-  // Not empty only for objects that `SpreadView` created.
-  Span<const int64_t> begins() const { return begins_; }
   // One factor per row. Empty if all factors are 1, or if there is one factor
   // per output.
   Span<const float> gains() const {
@@ -200,7 +189,6 @@ class RaggedIds {
   Span<const uint32_t> shared_rows_;
   RowIds viewed_rows_;
   Span<const int64_t> shared_splits_;
-  Span<const int64_t> begins_;
   std::vector<float> gains_;
   IdCounts counts_;
   int32_t vocabulary_step_ = 0;

@@ -68,8 +68,7 @@ constexpr int64_t kAhead = 16;
 //   out[o, :] = sum over i in [splits[o], splits[o + 1]) of gain * row
 //
 // The rows are added in the order of i. If `splits` is null, `even` contains
-// the range of i. If `begins` is not null, output o begins at begins[o] instead
-// of splits[o], and has as many rows. If `quantization` is not null, the kernel quantizes each row
+// the range of i. If `quantization` is not null, the kernel quantizes each row
 // before it adds the row.
 struct LookupArgs {
   RowType row_type = RowType::kFloat32;
@@ -84,8 +83,6 @@ struct LookupArgs {
   const float* gains = nullptr;
   const float* output_gains = nullptr;
   const int64_t* splits = nullptr;
-  // With `begins`, the ids must be int64 ids of rows at `table`.
-  const int64_t* begins = nullptr;
   int64_t first = 0;
   EvenIds even;
   // The kernel computes the outputs [begin, end).
@@ -93,8 +90,7 @@ struct LookupArgs {
   int64_t end;
   int64_t dim;
   // Prefetch distance in rows. The kernel prefetches only rows i < `known`.
-  // With `even` or `begins`, the distance is in outputs, and `known` is not
-  // used.
+  // With `even`, the distance is in outputs, and `known` is not used.
   int64_t ahead;
   int64_t known = 0;
   // Pointer to row 0 of the output.

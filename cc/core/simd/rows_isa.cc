@@ -93,7 +93,6 @@ struct Quantize {
 // The rows of a lookup, whose addresses are in an array.
 template <typename Type>
 struct RowsAt {
-  static constexpr bool kIsSpread = false;
   explicit RowsAt(const LookupArgs& a) : row_of(a.row_of), first(a.first) {}
   const typename Type::Stored* operator()(int64_t i) const {
     return static_cast<const typename Type::Stored*>(row_of[i - first]);
@@ -103,11 +102,9 @@ struct RowsAt {
   int64_t first;
 };
 
-// The rows of a lookup in a table with contiguous rows. If `kSpread` is true,
-// the ids of consecutive outputs are not contiguous.
-template <typename Type, typename Id, bool kSpread = false>
+// The rows of a lookup in a table with contiguous rows.
+template <typename Type, typename Id>
 struct RowsOfTable {
-  static constexpr bool kIsSpread = kSpread;
   explicit RowsOfTable(const LookupArgs& a)
       : table(static_cast<const typename Type::Stored*>(a.table)),
         ids(static_cast<const Id*>(a.ids)),
@@ -125,13 +122,7 @@ struct RowsOfTable {
 struct OutputIds {
   OutputIds(const LookupArgs& a, int64_t o) {
     // Without later rows, the loop prefetches the current row.
-    if (a.begins != nullptr) {
-      begin = a.begins[o];
-      end = begin + a.splits[o + 1] - a.splits[o];
-      const int64_t later = o + a.ahead < a.end ? o + a.ahead : o;
-      ahead = a.begins[later] - begin;
-      ahead_end = a.begins[later] + a.splits[later + 1] - a.splits[later];
-    } else if (a.splits != nullptr) {
+    if (a.splits != nullptr) {
       begin = a.splits[o];
       end = a.splits[o + 1];
       ahead = end + a.ahead <= a.known ? a.ahead : 0;
@@ -152,8 +143,6 @@ struct OutputIds {
   int64_t begin;
   int64_t end;
   int64_t ahead;
-  // With `begins`, the end of the ids of the output that is prefetched.
-  int64_t ahead_end = 0;
   const float* gains = nullptr;
   int64_t gain_step = 1;
 };
@@ -165,9 +154,7 @@ inline void SumRows(const Change& change, const Rows& rows,
                     const OutputIds& ids, int64_t c, Vector* sum) {
   for (int r = 0; r < kRegisters; ++r) sum[r] = Vector{};
   for (int64_t i = ids.begin; i < ids.end; ++i) {
-    int64_t later = i + ids.ahead;
-    if (Rows::kIsSpread && later >= ids.ahead_end) later = i;
-    PrefetchColumns<0>(rows(later) + c, kRegisters * kLanes);
+    PrefetchColumns<0>(rows(i + ids.ahead) + c, kRegisters * kLanes);
     const typename Type::Stored* const row = rows(i) + c;
     Vector value;
     if (ids.gains == nullptr) {
@@ -217,9 +204,7 @@ struct HalfRegister<Float32> {
     if (c + kHalfLanes > dim) return c;
     HalfVector sum = {};
     for (int64_t i = ids.begin; i < ids.end; ++i) {
-      int64_t later = i + ids.ahead;
-      if (Rows::kIsSpread && later >= ids.ahead_end) later = i;
-      PrefetchColumns<0>(rows(later) + c, kHalfLanes);
+      PrefetchColumns<0>(rows(i + ids.ahead) + c, kHalfLanes);
       HalfVector value;
       Read(rows(i) + c, &value);
       sum += (ids.gains == nullptr ? 1.0f : ids.gain(i)) * change(value);
@@ -237,12 +222,6 @@ void LookupOutputs(const Change& change, const Rows& rows,
     const OutputIds ids(a, o);
     float* out = a.out + o * a.dim;
     int64_t c = 0;
-    if (Rows::kIsSpread) {
-      // The later output can have more ids than this output.
-      for (int64_t i = ids.end + ids.ahead; i < ids.ahead_end; ++i) {
-        PrefetchColumns<0>(rows(i), a.dim);
-      }
-    }
     c = LookupColumns<Type, 8>(change, rows, ids, c, a.dim, out);
     c = LookupColumns<Type, 4>(change, rows, ids, c, a.dim, out);
     c = LookupColumns<Type, 2>(change, rows, ids, c, a.dim, out);
@@ -267,10 +246,6 @@ void LookupType(const LookupArgs& a) {
   }
   if (a.table == nullptr) {
     return LookupOutputs<Type>(Unchanged(), RowsAt<Type>(a), a);
-  }
-  if (a.begins != nullptr) {
-    return LookupOutputs<Type>(Unchanged(), RowsOfTable<Type, int64_t, true>(a),
-                               a);
   }
   switch (a.id_type) {
     case IdType::kUint32:

@@ -43,43 +43,12 @@ void LookupEvenRange(const LookupTask& task, const ShardedView<const T>& table,
   kernels.lookup(args);
 }
 
-// Looks up outputs whose ids are not contiguous.
-template <typename T, typename Id>
-void LookupSpreadRange(const LookupTask& task,
-                       const ShardedView<const T>& table, Span<const Id> ids,
-                       const RowKernels& kernels, LookupArgs args) {
-  assert(table.shards.size() == 1 && task.quantization == nullptr &&
-         args.id_type == IdType::kInt64);
-  const int64_t row_bytes = table.dim * static_cast<int64_t>(sizeof(T));
-  const Span<const int64_t> splits = task.splits;
-  // The prefetch distance is rounded up to full outputs of average size.
-  const int64_t num_outputs = splits.size() - 1;
-  const int64_t num_ids = std::max<int64_t>(splits[num_outputs], 1);
-  const int64_t rows_ahead = LookupTuning(args.row_type).ahead;
-  args.ahead = std::min((rows_ahead * num_outputs + num_ids - 1) / num_ids,
-                        num_outputs);
-  const int64_t prefetch_end = std::min(args.begin + args.ahead, args.end);
-  for (int64_t o = args.begin; o < prefetch_end; ++o) {
-    for (int64_t i = 0; i < splits[o + 1] - splits[o]; ++i) {
-      const int64_t id = ids[task.begins[o] + i];
-      PrefetchRow(table.shards[0] + id * table.dim, row_bytes);
-    }
-  }
-  args.table = table.shards[0];
-  args.ids = ids.data();
-  args.begins = task.begins.data();
-  kernels.lookup(args);
-}
-
 template <typename T, typename Id>
 void LookupRange(const LookupTask& task, const ShardedView<const T>& table,
                  Span<const Id> ids, const RowKernels& kernels,
                  LookupArgs args) {
   if (task.splits.empty()) {
     return LookupEvenRange(task, table, ids, kernels, args);
-  }
-  if (!task.begins.empty()) {
-    return LookupSpreadRange(task, table, ids, kernels, args);
   }
   const Span<const int64_t> splits = task.splits;
   const int64_t row_bytes = table.dim * static_cast<int64_t>(sizeof(T));

@@ -51,10 +51,6 @@ struct LookupTask {
   // the table must have one shard, and `quantization` must be null.
   Span<const int64_t> splits;
   EvenIds even;
-  // If not empty, the ids of output o begin at begins[o] instead of splits[o].
-  // Then the ids must be int64, the table must have one shard, and
-  // `quantization` must be null.
-  Span<const int64_t> begins;
   // One gain per id, or one gain per output. If both are empty, all gains are
   // 1.
   Span<const float> gains;

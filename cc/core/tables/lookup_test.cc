@@ -204,51 +204,6 @@ TEST(LookupTest, OutputsWithEqualNumbersOfIdsNeedNoSplits) {
   }
 }
 
-TEST(LookupTest, IdsOfConsecutiveOutputsNeedNotBeContiguous) {
-  const std::vector<std::vector<int64_t>> sizes = {
-      {},
-      {0},
-      {5},
-      {0, 0, 0},
-      {3, 0, 1, 7, 0, 0, 2, 25, 1, 90, 0, 4},
-      std::vector<int64_t>(61, 20)};
-  for (const std::vector<int64_t>& sizes_of_outputs : sizes) {
-    for (int64_t dim : {1, 8, 24, 32, 300}) {
-      TestTable table(MakePartition(Placement::kDiv, EvenOffsets(50, 1)), dim,
-                      dim);
-      const auto num_outputs = static_cast<int64_t>(sizes_of_outputs.size());
-      Ids ids = RandomIds(sizes_of_outputs, 50, 7);
-      std::vector<float> output_gains;
-      std::vector<int64_t> matrix, begins;
-      for (int64_t o = 0; o < num_outputs; ++o) {
-        output_gains.push_back(0.3f * o - 0.7f);
-        std::fill(ids.gains.begin() + ids.splits[o],
-                  ids.gains.begin() + ids.splits[o + 1], output_gains.back());
-        // The ids of an output follow other numbers.
-        matrix.insert(matrix.end(), o % 3, -1);
-        begins.push_back(static_cast<int64_t>(matrix.size()));
-        matrix.insert(matrix.end(), ids.rows.begin() + ids.splits[o],
-                      ids.rows.begin() + ids.splits[o + 1]);
-      }
-      const ShardedView<const float> view = table.View();
-      for (CpuLevel level : LevelsOfThisCpu()) {
-        for (bool with_gains : {false, true}) {
-          std::vector<float> out(num_outputs * dim, -7.0f);
-          LookupTask task;
-          task.table = &view;
-          task.rows = Span<const int64_t>(matrix);
-          task.splits = ids.splits;
-          task.begins = begins;
-          if (with_gains) task.output_gains = output_gains;
-          task.out = {out.data(), num_outputs, dim};
-          LookupAll({task}, RowKernelsFor(level), UnevenFor(3, 1));
-          ExpectBitwiseEqual(out, ReferenceLookup(&table, ids, with_gains));
-        }
-      }
-    }
-  }
-}
-
 TEST(LookupTest, LongAndShortSamplesCanBeMixed) {
   std::vector<int64_t> sizes(700, 1);
   // This sample has more ids than a tile.

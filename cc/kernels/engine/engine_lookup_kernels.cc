@@ -198,7 +198,6 @@ class ActivationsOp : public EngineOp {
       task.rows = ids.lookup_rows();
       task.splits = ids.splits();
       task.even = ids.even();
-      task.begins = ids.begins();
       task.gains = ids.gains();
       task.output_gains = ids.output_gains();
       task.out = {(*activations)[f].flat<float>().data(), ids.num_outputs(),
