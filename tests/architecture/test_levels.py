@@ -115,6 +115,7 @@ LEVELS = {
     "embedding.servers": 8,
     "embedding": 8,
     "embedding.tpu_embedding": 9,
+    "embedding.v2": 10,
     "deltas": 9,
     # Strategies, layers and programs.
     "emulation": 11,

@@ -25,6 +25,7 @@ def two_cores():
         "any_order",
         "sparse_core_ops",
         "sparse_core_steps",
+        "one_script",
         TF_LAYOUTMAP_NUM_CORES="2",
     )
 
@@ -39,10 +40,11 @@ def two_hosts():
 @pytest.mark.parametrize(
     "tpu", ["v5p", pytest.param("v6e", marks=pytest.mark.exhaustive)]
 )
-def test_stock_embeddings_train_on_sparse_cores(tpu):
-    name = "sparse_core_training"
-    found = runner.run_programs(name, TF_LAYOUTMAP_TPU=tpu)
-    assert not found[name], found[name]
+def test_embeddings_train_on_sparse_cores(tpu):
+    names = ("sparse_core_training", "sparse_core_embedding", "one_script")
+    found = runner.run_programs(*names, TF_LAYOUTMAP_TPU=tpu)
+    for name in names:
+        assert not found[name], found[name]
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,11 @@ def test_host_ops_of_sparse_cores_match_the_reference(two_cores):
 @pytest.mark.slow
 def test_device_ops_of_sparse_cores_match_the_host_engine(two_cores):
     assert not two_cores["sparse_core_steps"], two_cores["sparse_core_steps"]
+
+
+@pytest.mark.slow
+def test_one_script_with_the_second_class_gives_equal_results(two_cores):
+    assert not two_cores["one_script"], two_cores["one_script"]
 
 
 @pytest.mark.slow
