@@ -4,6 +4,7 @@ Operations are compared as in test_parity.py. Only the checks of ids differ:
 TensorFlow's class passes an id that is not a row of its table to the TPU.
 """
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -238,12 +239,23 @@ def _program(case, strategy, embedding, values):
     return strategy.run(core, args=(features, weights, enqueued))
 
 
+def rows_of(embedding):
+    """Returns the layouts without the numbers of samples and features."""
+    layouts = {}
+    for name, layout in embedding.embedding_layouts.items():
+        layouts[name] = copy.deepcopy(layout)
+        # TensorFlow's class counts only the first feature.
+        layouts[name].ClearField("per_sparse_core_batch_size")
+        layouts[name].ClearField("num_features")
+    return layouts
+
+
 @pytest.mark.covering(1, 2)
 @pytest.mark.parametrize("case", list(marked_cases()), ids=str)
 def test_graph_and_layouts_match_tensorflow(case):
     stock, expected = trace(case, tpu.TPUEmbeddingV2)
     embedding, graph = trace(case, tlm.TPUEmbeddingV2)
-    assert embedding.embedding_layouts == stock.embedding_layouts
+    assert rows_of(embedding) == rows_of(stock)
     wanted = canonical.operations(expected)
     assert any("SparseDenseMatmulGrad" in kind for kind, _ in wanted)
     assert canonical.operations(graph, batches.ID_CHECK_SCOPE) == wanted
