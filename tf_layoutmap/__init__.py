@@ -54,6 +54,7 @@ _HOMES = {
     "ShardedVariableMixin": "tf_layoutmap.sharded:ShardedVariableMixin",
     "ShardedVariableSpec": "tf_layoutmap.sharded:ShardedVariableSpec",
     "TPUEmbedding": "tf_layoutmap.embedding.tpu_embedding:TPUEmbedding",
+    "convert_checkpoint": "tf_layoutmap.embedding.checkpoints.conversion:convert_checkpoint",
     "pack": "tf_layoutmap.embedding.packing:pack",
     "export": "tf_layoutmap.serving.export:export",
     "inspect_ids": "tf_layoutmap.embedding.inspection.inspect_ids:inspect_ids",
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     import tf_layoutmap.ps as ps
     import tf_layoutmap.serving as serving
     import tf_layoutmap.vocabulary as vocabulary
+    from tf_layoutmap.embedding.checkpoints.conversion import convert_checkpoint
     from tf_layoutmap.embedding.inspection.inspect_ids import inspect_ids
     from tf_layoutmap.embedding.packing import pack
     from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
@@ -114,6 +116,7 @@ __all__ = [
     "ShardedVariableMixin",
     "ShardedVariableSpec",
     "TPUEmbedding",
+    "convert_checkpoint",
     "pack",
     "export",
     "inspect_ids",
