@@ -109,6 +109,7 @@ LEVELS = {
     "embedding.tables": 6,
     "embedding.serving": 6,
     "embedding.inspection": 6,
+    "embedding.checkpoints": 7,
     "embedding.host": 7,
     "embedding.tpu": 7,
     "embedding.process_sharded": 8,

@@ -47,6 +47,30 @@ def test_embeddings_train_on_sparse_cores(tpu):
         assert not found[name], found[name]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "marks",
+    [
+        "not exhaustive",
+        pytest.param("exhaustive", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_checkpoints_move_between_sparse_cores_and_other_devices(
+    marks, tmp_path
+):
+    name = "sparse_core_checkpoints"
+    # Each process reads the files of the previous processes.
+    for tpu, num_cores in (("v5p", 2), ("v4", 2), ("v5p", 4)):
+        found = runner.run_programs(
+            name,
+            marks=marks,
+            TF_LAYOUTMAP_TPU=tpu,
+            TF_LAYOUTMAP_NUM_CORES=str(num_cores),
+            TF_LAYOUTMAP_EXCHANGE=str(tmp_path),
+        )
+        assert not found[name], found[name]
+
+
 @pytest.fixture(scope="module")
 def one_host_of_four(tmp_path_factory):
     """Returns the failures of each program for four cores on one host."""
@@ -173,7 +197,9 @@ def test_exhaustive_cases_of_programs_pass(names, marks, setting):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["emulation", "run_on_a_cloud_tpu"])
+@pytest.mark.parametrize(
+    "page", ["emulation", "run_on_a_cloud_tpu", "move_tables_between_devices"]
+)
 @pytest.mark.covering(None)
 def test_the_snippets_of_a_page_with_a_tpu_run(page):
     runner.run("docs/test_snippets.py", "-k", page)

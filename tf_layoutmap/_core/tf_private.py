@@ -189,6 +189,13 @@ SaveSpec = _private("training.saving.saveable_object", "SaveSpec")
 # The class that writes and reads all checkpoints, on all devices.
 TrackableSaver = _private("checkpoint.checkpoint", "TrackableSaver")
 
+# The module that restores objects from checkpoints. The package replaces the
+# function that is called before the children of an object are restored.
+checkpoint_restore = importlib.import_module(
+    "tensorflow.python.checkpoint.restore"
+)
+_private("checkpoint.restore", "_maybe_get_adapter")
+
 # Dtypes for which `RestoreV2` can read slices, in TensorFlow 2.21.
 SLICEABLE_DTYPES = (
     tf.bfloat16,

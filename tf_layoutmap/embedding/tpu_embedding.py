@@ -384,6 +384,7 @@ class EmbeddingBase(TableAccess, CheckpointHooks, tf.Module):
             # deferred restore.
             variables = backend.create_tables()
             self._check_deferred_restore(variables)
+            self._finish_restore(variables)
             owners = open_tables.owners_by_name(self._state.spec)
             if owners:
                 self._vocabulary_owners = tables.text_variable(
