@@ -10,7 +10,7 @@ A table that is not stacked is a stack for one SparseCore, without padding.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from tensorflow.core.tpu.kernels import sparse_core_layout_pb2
 
 Array = np.ndarray[Any, Any]
 TableLayout = sparse_core_layout_pb2.SparseCoreTableLayout
+Layouts = Mapping[str, TableLayout]
 
 
 def of_table(name: str, shape: Sequence[int]) -> TableLayout:
@@ -41,6 +42,29 @@ def by_stack(layouts: Iterable[TableLayout]) -> dict[str, list[TableLayout]]:
     ):
         stacks.setdefault(layout.stacked_table_name, []).append(layout)
     return stacks
+
+
+def same_rows(layouts: Layouts, others: Layouts) -> bool:
+    """Returns whether the same rows of the same stacks belong to all tables.
+
+    A layout also contains the number of samples and features of its table.
+    """
+    return {name: _rows(layout) for name, layout in layouts.items()} == {
+        name: _rows(layout) for name, layout in others.items()
+    }
+
+
+def _rows(layout: TableLayout) -> tuple[Any, ...]:
+    return (
+        layout.stacked_table_name,
+        layout.num_sparse_cores,
+        layout.num_partitions,
+        layout.total_rows_per_sparse_core_shard,
+        layout.sparse_core_shard_row_offset,
+        layout.sparse_core_shard_rotation,
+        *layout.unsharded_shape,
+        *layout.unsharded_padded_shape,
+    )
 
 
 def stack_shape(layout: TableLayout) -> tuple[int, int]:
@@ -92,6 +116,18 @@ def stacked(
             axis=0,
         )
     return stack
+
+
+def replace(stack: Array, rows: Array, layout: TableLayout) -> None:
+    """Writes the rows of a table to a stacked variable, except its padding."""
+    ids = np.arange(len(rows))
+    cores = layout.num_sparse_cores
+    blocks = stack.reshape(cores, -1, stack.shape[1])
+    blocks[
+        (ids + layout.sparse_core_shard_rotation) % cores,
+        layout.sparse_core_shard_row_offset + ids // cores,
+        : rows.shape[1],
+    ] = rows
 
 
 def _rows_in_block(layout: TableLayout) -> slice:

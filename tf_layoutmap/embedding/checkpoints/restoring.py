@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import patches
 from tf_layoutmap.deltas.served import storage
+from tf_layoutmap.embedding.checkpoints import layouts as table_layouts
 from tf_layoutmap.embedding.checkpoints import saved_tables
 from tf_layoutmap.embedding.checkpoints.layouts import Array
 from tf_layoutmap.embedding.checkpoints.saved_tables import (
@@ -159,7 +160,7 @@ def _restore(position: Any, embedding: TableRestore) -> None:
     if saved is None:
         return
     layouts, slots = embedding._layouts_and_slots()
-    if is_stacked and saved.layouts == dict(layouts):
+    if is_stacked and table_layouts.same_rows(saved.layouts, layouts):
         return
     saved.check(layouts, slots)
     # TensorFlow skips nodes to which an object belongs.

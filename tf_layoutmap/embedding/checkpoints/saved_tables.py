@@ -17,7 +17,11 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 from tensorflow.core.tpu.kernels import sparse_core_layout_pb2
 
 from tf_layoutmap.embedding.checkpoints import layouts as table_layouts
-from tf_layoutmap.embedding.checkpoints.layouts import Array, TableLayout
+from tf_layoutmap.embedding.checkpoints.layouts import (
+    Array,
+    Layouts,
+    TableLayout,
+)
 
 VARIABLES = "_variables"
 PARAMETERS = "parameters"
@@ -25,7 +29,6 @@ PARAMETERS = "parameters"
 LAYOUTS = "_sparse_core_table_layouts"
 
 Graph = trackable_object_graph_pb2.TrackableObjectGraph
-Layouts = Mapping[str, TableLayout]
 # Names of the slot variables of each table.
 Slots = Mapping[str, Collection[str]]
 

@@ -25,9 +25,11 @@ import types
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tf_layoutmap._core import tf_private
 from tf_layoutmap._core.strategies import HOST
 from tf_layoutmap.embedding import (
     inputs,
@@ -36,11 +38,12 @@ from tf_layoutmap.embedding import (
     table_variable,
     tpu_program,
 )
+from tf_layoutmap.embedding.checkpoints import layouts
+from tf_layoutmap.embedding.checkpoints.restoring import SparseCoreRestore
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.state import EmbeddingState
 from tf_layoutmap.embedding.tpu import batches
 from tf_layoutmap.embedding.tpu_embedding import EmbeddingBase, EmbeddingOptions
-from tf_layoutmap.embedding.v2 import layouts
 from tf_layoutmap.embedding.v2.stacked_table import StackedTable
 from tf_layoutmap.embedding.v2.tpu_embedding_v2 import TPUEmbeddingV2
 from tf_layoutmap.partition import RowPartition
@@ -74,7 +77,9 @@ _ADVICE = 'Pass engine="host" for tables on the host.'
 _LIMITS_SCOPE = "limits_of_tlm.inspect_ids.sparse_core_limits"
 
 
-class SparseCoreEmbedding(_tpu.TPUEmbeddingV2, TPUEmbeddingV2):
+class SparseCoreEmbedding(
+    SparseCoreRestore, _tpu.TPUEmbeddingV2, TPUEmbeddingV2
+):
     """Embedding tables on the SparseCores of a TPU.
 
     `TPUEmbeddingV2` describes the class. `embedding_tables` and `variables`
@@ -108,13 +113,15 @@ class SparseCoreEmbedding(_tpu.TPUEmbeddingV2, TPUEmbeddingV2):
             _copy_of_table(table_config, table, optimizer)
             for table_config, table in zip(table_configs, spec.tables)
         ]
-        found = layouts.layouts_of(
+        found = _layouts_of(
             copies,
             spec,
             num_samples,
-            strategy_replicas.num_replicas,
-            cores_per_chip,
-            not sparse_core_embedding_config.disable_table_stacking,
+            num_chips=strategy_replicas.num_replicas,
+            cores_per_chip=cores_per_chip,
+            table_stacking=(
+                not sparse_core_embedding_config.disable_table_stacking
+            ),
         )
         for table in copies:
             table.layout = found[table.name]
@@ -156,7 +163,7 @@ class SparseCoreEmbedding(_tpu.TPUEmbeddingV2, TPUEmbeddingV2):
         config = self._sparse_core_embedding_config
         if not _initializes_on_host(config):
             return super()._create_variables_and_slots()
-        shards: dict[str, list[tf.Tensor]] = {}
+        shards: dict[str, list[layouts.Array]] = {}
 
         def create(next_creator: Any, **kwargs: Any) -> Any:
             # TensorFlow calls this function for each chip. The name of a shard
@@ -173,37 +180,41 @@ class SparseCoreEmbedding(_tpu.TPUEmbeddingV2, TPUEmbeddingV2):
                     shards.clear()
                     shards[stack] = self._initial_shards(stack)
                 value = shards[stack][int(index)]
-                kwargs["initial_value"] = lambda *_, **__: value
+                kwargs["initial_value"] = lambda *_, **__: tf.constant(value)
             return next_creator(**kwargs)
 
         with tf.variable_creator_scope(create):
             return super()._create_variables_and_slots()
 
-    def _initial_shards(self, stack: str) -> list[tf.Tensor]:
+    def _initial_shards(self, stack: str) -> list[layouts.Array]:
         """Returns the initial rows of a stack on each chip."""
-        stacked = [
-            self.embedding_layouts[table.name]
-            for table in self._stacked_table_to_tables[stack]
+        layouts_of_stack = layouts.by_stack(self.embedding_layouts.values())[
+            stack
         ]
         with tf.device(HOST):
-            tables = []
-            for layout in stacked:
-                num_rows, dim = layout.unsharded_shape
-                rows = initial_value.of_shard(
-                    table_variable.bind_shape(
-                        self._initializers[layout.table_name], (num_rows, dim)
-                    ),
-                    (num_rows, dim),
-                    tf.float32,
-                    RowPartition.from_sizes([num_rows]),
-                    0,
-                    layout.table_name,
-                )
-                tables.append(layouts.stack_rows(layout, rows))
-            return tf.split(
-                layouts.join_tables(stacked, tables),
-                stacked[0].num_partitions,
-            )
+            rows = [
+                self._initial_rows(layout.table_name, layout.unsharded_shape)
+                for layout in layouts_of_stack
+            ]
+        return np.split(
+            layouts.stacked(
+                ((of_table, 0.0) for of_table in rows), layouts_of_stack
+            ),
+            layouts_of_stack[0].num_partitions,
+        )
+
+    def _initial_rows(self, table: str, shape: Iterable[int]) -> layouts.Array:
+        num_rows, dim = shape
+        return initial_value.of_shard(
+            table_variable.bind_shape(
+                self._initializers[table], (num_rows, dim)
+            ),
+            (num_rows, dim),
+            tf.float32,
+            RowPartition.from_sizes([num_rows]),
+            0,
+            table,
+        ).numpy()
 
     def build(self, *_: Any, **__: Any) -> None:
         """Creates the variables, if they do not exist yet.
@@ -454,6 +465,38 @@ def _copy_of_table(
                 f"{name}={value!r} {where}. {_ADVICE}"
             )
     return copied
+
+
+def _layouts_of(
+    table_configs: list[Any],
+    spec: config.EmbeddingSpec,
+    num_samples: list[int],
+    **options: Any,
+) -> dict[str, layouts.TableLayout]:
+    """Returns the layout of each table, by its name.
+
+    Args:
+      table_configs: The `TableConfig` of each table, with name and optimizer.
+      spec: Specs of the tables and features.
+      num_samples: Number of samples of each feature and of a replica.
+      **options: Further arguments of `tf_private.sparse_core_layouts`.
+    """
+    samples_of_table = {table.name: 0 for table in spec.tables}
+    num_features = dict(samples_of_table)
+    for feature, number in zip(spec.features, num_samples):
+        name = spec.table_of(feature).name
+        samples_of_table[name] += number
+        num_features[name] += 1
+    computed = tf_private.sparse_core_layouts(
+        [table for table in table_configs if table.layout is None],
+        samples_of_table,
+        num_features,
+        **options,
+    )
+    return {
+        table.name: table.layout or computed[table.name]
+        for table in table_configs
+    }
 
 
 def _limits_by_stack(

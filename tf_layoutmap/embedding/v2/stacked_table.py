@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tf_layoutmap._core.strategies import HOST
-from tf_layoutmap.embedding.v2 import layouts
+from tf_layoutmap.embedding.checkpoints import layouts
 
 
 class StackedTable:
@@ -22,7 +21,7 @@ class StackedTable:
 
     dtype = tf.float32
 
-    def __init__(self, stack: Any, layout: Any, variable: str):
+    def __init__(self, stack: Any, layout: layouts.TableLayout, variable: str):
         """Stores the variable of the stack, which is not read.
 
         Args:
@@ -37,17 +36,15 @@ class StackedTable:
             self.name += f"/{variable}"
         self.shape = tf.TensorShape(list(layout.unsharded_shape))
 
-    def numpy(self) -> np.ndarray:
+    def numpy(self) -> layouts.Array:
         """Returns a copy of all rows."""
-        with tf.device(HOST):
-            return layouts.unstack_rows(self._layout, self._read()).numpy()
+        return layouts.unstacked(self._read(), self._layout)
 
     def __array__(
         self, dtype: Any = None, copy: bool | None = None
-    ) -> np.ndarray:
+    ) -> layouts.Array:
         del copy
-        values = self.numpy()
-        return values if dtype is None else values.astype(dtype)
+        return np.asarray(self.numpy(), dtype)
 
     def assign(self, value: Any) -> None:
         """Replaces all rows of the table. Other tables do not change.
@@ -65,17 +62,13 @@ class StackedTable:
                 f"{tuple(self.shape)}. Received: {value.shape} (table "
                 f"{self.name!r})."
             )
+        stack = self._read()
+        layouts.replace(stack, value, self._layout)
         shards = self._stack.values
-        with tf.device(HOST):
-            stack = layouts.with_table(self._layout, self._read(), value)
-            parts = tf.split(stack, len(shards))
-        for shard, part in zip(shards, parts):
+        for shard, rows in zip(shards, np.split(stack, len(shards))):
             with tf.device(shard.device):
-                shard.assign(part)
+                shard.assign(rows)
 
-    def _read(self) -> tf.Tensor:
-        """Returns all rows of the stack."""
-        return tf.concat(
-            [tf.identity(shard.read_value()) for shard in self._stack.values],
-            axis=0,
-        )
+    def _read(self) -> layouts.Array:
+        """Returns a copy of all rows of the stack."""
+        return np.concatenate([shard.numpy() for shard in self._stack.values])
