@@ -1,7 +1,8 @@
 """`TPUEmbeddingV2` on TPUs with SparseCores.
 
-`SparseCoreEmbedding` is a subclass of TensorFlow's class, and traces the same
-operations. It also does the following:
+The class of an embedding is a subclass of `SparseCoreMethods` and of
+TensorFlow's class, and traces the operations of TensorFlow's class. It also
+does the following:
 
 - Ids that are not rows of their table raise an error. In TensorFlow's class,
   such an id is a row of another table of the stack.
@@ -45,7 +46,6 @@ from tf_layoutmap.embedding.state import EmbeddingState
 from tf_layoutmap.embedding.tpu import batches
 from tf_layoutmap.embedding.tpu_embedding import EmbeddingBase, EmbeddingOptions
 from tf_layoutmap.embedding.v2.stacked_table import StackedTable
-from tf_layoutmap.embedding.v2.tpu_embedding_v2 import TPUEmbeddingV2
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import initial_value
 
@@ -57,7 +57,7 @@ _tpu = tf.tpu.experimental.embedding
 # TensorFlow's class has lists with this number of elements.
 _MAX_CORES_PER_CHIP = 4
 # Limit of the ids of a stack if a program does not set it.
-_DEFAULT_LIMIT = _tpu.TPUEmbeddingV2.DEFAULT_MAX_IDS_PER_TABLE
+_DEFAULT_LIMIT: int = _tpu.TPUEmbeddingV2.DEFAULT_MAX_IDS_PER_TABLE
 # Optimizers for which SparseCores have an operation.
 _OPTIMIZERS = ("SGD", "Adagrad", "AdagradMomentum", "Adam", "FTRL")
 # Settings of optimizers that the operations do not have, and their defaults.
@@ -77,13 +77,19 @@ _ADVICE = 'Pass engine="host" for tables on the host.'
 _LIMITS_SCOPE = "limits_of_tlm.inspect_ids.sparse_core_limits"
 
 
-class SparseCoreEmbedding(
-    SparseCoreRestore, _tpu.TPUEmbeddingV2, TPUEmbeddingV2
-):
-    """Embedding tables on the SparseCores of a TPU.
+if TYPE_CHECKING:
 
-    `TPUEmbeddingV2` describes the class. `embedding_tables` and `variables`
-    have the form of TensorFlow's class: their keys are the names of stacks.
+    class _Embedding(SparseCoreRestore, _tpu.TPUEmbeddingV2, EmbeddingBase):
+        pass
+else:
+    _Embedding = object
+
+
+class SparseCoreMethods(_Embedding):
+    """Methods of a `TPUEmbeddingV2` that precede those of TensorFlow's class.
+
+    `embedding_tables` and `variables` have the form of TensorFlow's class:
+    their keys are the names of stacks.
     """
 
     def __init__(
@@ -337,7 +343,7 @@ class _Backend:
     mark_shape: ClassVar[tuple[int, ...]] = ()
     variable_device: ClassVar[str] = HOST
 
-    def __init__(self, embedding: SparseCoreEmbedding):
+    def __init__(self, embedding: SparseCoreMethods):
         """Stores the embedding."""
         self._embedding = embedding
 
@@ -422,7 +428,8 @@ def _num_samples(feature: config.FeatureSpec, cores_per_chip: int) -> int:
             "for example to [number of samples of a replica]. Received: "
             f"output_shape={shape} (feature {feature.name!r})."
         )
-    num_samples = math.prod(shape)  # pyright: ignore[reportArgumentType] The other sizes are known.
+    # Only the first size can be unknown.
+    num_samples = math.prod(size or 0 for size in shape)
     if not num_samples or num_samples % cores_per_chip:
         raise ValueError(
             "The number of samples of each feature must be a positive multiple "

@@ -8,6 +8,7 @@ identifies the steps by their order, each lookup is a step of its queue.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack, cast
 
@@ -91,9 +92,7 @@ class TPUEmbeddingV2(EmbeddingBase):
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Selects the class for SparseCores if the strategy has SparseCores."""
         if cls is TPUEmbeddingV2 and _selects_sparse_cores(kwargs):
-            from tf_layoutmap.embedding.v2 import sparse_core
-
-            cls = cast("type[Self]", sparse_core.SparseCoreEmbedding)
+            cls = cast("type[Self]", _class_on_sparse_cores())
         return super().__new__(cls)
 
     def __init__(
@@ -386,6 +385,22 @@ class TPUEmbeddingV2(EmbeddingBase):
             # update of all replicas.
             context: Any = tf.distribute.get_replica_context()
             context.merge_call(lambda strategy: None)
+
+
+@functools.cache
+def _class_on_sparse_cores() -> type[TPUEmbeddingV2]:
+    from tf_layoutmap.embedding.checkpoints.restoring import SparseCoreRestore
+    from tf_layoutmap.embedding.v2.sparse_core import SparseCoreMethods
+
+    class SparseCoreEmbedding(
+        SparseCoreMethods,
+        SparseCoreRestore,
+        tf.tpu.experimental.embedding.TPUEmbeddingV2,
+        TPUEmbeddingV2,
+    ):
+        """Embedding tables on the SparseCores of a TPU."""
+
+    return SparseCoreEmbedding
 
 
 def _selects_sparse_cores(options: Mapping[str, Any]) -> bool:
