@@ -119,7 +119,7 @@ class SparseCoreMethods(_Embedding):
             _copy_of_table(table_config, table, optimizer)
             for table_config, table in zip(table_configs, spec.tables)
         ]
-        found = _layouts_of(
+        table_layouts = _layouts_of(
             copies,
             spec,
             num_samples,
@@ -130,10 +130,12 @@ class SparseCoreMethods(_Embedding):
             ),
         )
         for table in copies:
-            table.layout = found[table.name]
+            table.layout = table_layouts[table.name]
         sparse_core_embedding_config = dataclasses.replace(
             sparse_core_embedding_config,
-            **_limits_by_stack(sparse_core_embedding_config, found.values()),
+            **_limits_by_stack(
+                sparse_core_embedding_config, table_layouts.values()
+            ),
         )
         flat = []
         for feature, feature_spec in zip(
@@ -520,7 +522,7 @@ def _limits_by_stack(
             layout.table_name
         )
     missing: set[str] = set()
-    found = {}
+    by_stack: dict[str, dict[str, int]] = {}
     for name in ("max_ids_per_table", "max_unique_ids_per_table"):
         limits: Mapping[str, int] = getattr(config, name) or {}
         known = {
@@ -534,12 +536,12 @@ def _limits_by_stack(
                 "names of tables, or of stacks of tables, "
                 f"{sorted(known)}. Received: {unknown}."
             )
-        found[name] = {}
+        by_stack[name] = {}
         for stack, names in tables.items():
             if stack in limits:
-                found[name][stack] = limits[stack]
+                by_stack[name][stack] = limits[stack]
             elif set(names) & set(limits):
-                found[name][stack] = sum(
+                by_stack[name][stack] = sum(
                     limits.get(table, _DEFAULT_LIMIT) for table in names
                 )
             else:
@@ -553,7 +555,7 @@ def _limits_by_stack(
             sorted(missing),
             _DEFAULT_LIMIT,
         )
-    return found
+    return by_stack
 
 
 def _initializes_on_host(config: Any) -> bool:
