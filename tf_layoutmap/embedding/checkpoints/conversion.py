@@ -31,7 +31,7 @@ _Path = tuple[str, ...]
 def convert_checkpoint(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
-    layouts: Mapping[str, Any] | None = None,
+    layouts: Mapping[str, TableLayout] | None = None,
     *,
     embedding: str | None = None,
 ) -> None:
