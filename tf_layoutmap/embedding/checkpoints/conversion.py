@@ -31,7 +31,7 @@ _Path = tuple[str, ...]
 def convert_checkpoint(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
-    layouts: Mapping[str, Any] | None = None,
+    layouts: Mapping[str, TableLayout] | None = None,
     *,
     embedding: str | None = None,
 ) -> None:
@@ -76,7 +76,7 @@ def convert_checkpoint(
         )
     if layouts is not None and not (
         isinstance(layouts, Mapping)
-        and all(isinstance(one, TableLayout) for one in layouts.values())
+        and all(isinstance(layout, TableLayout) for layout in layouts.values())
     ):
         raise TypeError(
             checks.message(
@@ -119,7 +119,7 @@ def _find_embedding(
     """Returns the embedding to convert and its attribute path."""
     paths: dict[int, _Path] = {0: ()} if graph.nodes else {}
     queue = list(paths)
-    found: dict[str | None, tuple[_Path, SavedEmbedding]] = {}
+    embeddings: dict[str | None, tuple[_Path, SavedEmbedding]] = {}
     for node in queue:  # The loop appends to the queue.
         for attribute, child in children_of(graph, node).items():
             if child not in paths:
@@ -129,19 +129,19 @@ def _find_embedding(
             graph, node, source, reader.shapes, reader.get_tensor
         )
         if saved is not None:
-            found["/".join(paths[node])] = paths[node], saved
-    if name is None and len(found) == 1:
-        (name,) = found
-    if name not in found:
+            embeddings["/".join(paths[node])] = paths[node], saved
+    if name is None and len(embeddings) == 1:
+        (name,) = embeddings
+    if name not in embeddings:
         raise ValueError(
             checks.message(
                 "embedding",
                 f"the attribute path of an embedding in {source!r}, one of "
-                f"{list(found)}, or None if there is only one embedding",
+                f"{list(embeddings)}, or None if there is only one embedding",
                 name,
             )
         )
-    return found[name]
+    return embeddings[name]
 
 
 def _slots(

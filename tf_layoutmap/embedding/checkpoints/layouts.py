@@ -45,7 +45,7 @@ def by_stack(layouts: Iterable[TableLayout]) -> dict[str, list[TableLayout]]:
     """Returns the layouts by stack, in the order of the rows of a stack."""
     stacks: dict[str, list[TableLayout]] = {}
     for layout in sorted(
-        layouts, key=lambda one: one.sparse_core_shard_row_offset
+        layouts, key=lambda layout: layout.sparse_core_shard_row_offset
     ):
         stacks.setdefault(layout.stacked_table_name, []).append(layout)
     return stacks

@@ -107,9 +107,9 @@ class _Pending:
         )
         restored = [
             *(
-                one
+                variable
                 for by_name in variables.values()
-                for one in by_name.values()
+                for variable in by_name.values()
             ),
             embedding._lookup_dependency(LAYOUTS),
         ]

@@ -87,7 +87,9 @@ class SavedEmbedding:
         for name in (PARAMETERS, *names):
             for stack, group in stacks:
                 if name == PARAMETERS or name in slots[group[0].table_name]:
-                    tables = (self._read(one.table_name, name) for one in group)
+                    tables = (
+                        self._read(layout.table_name, name) for layout in group
+                    )
                     yield (
                         stack,
                         name,
@@ -124,11 +126,12 @@ class SavedEmbedding:
                 f"{sorted(self.layouts)}. Received: {sorted(layouts)} {where}."
             )
         for name, saved in self.layouts.items():
-            shape, found = layouts[name].unsharded_shape, saved.unsharded_shape
-            if found != shape:
+            shape = list(layouts[name].unsharded_shape)
+            if list(saved.unsharded_shape) != shape:
                 raise ValueError(
                     f"Table {name!r} must be restored from a table of shape "
-                    f"{list(shape)}. Received: shape {list(found)} {where}."
+                    f"{shape}. Received: shape {list(saved.unsharded_shape)} "
+                    f"{where}."
                 )
             keys = self.keys.get(saved.stacked_table_name, {})
             if missing := {PARAMETERS, *slots[name]} - keys.keys():
@@ -140,13 +143,13 @@ class SavedEmbedding:
                 )
             stack_shape = table_layouts.stack_shape(saved)
             for variable in (PARAMETERS, *slots[name]):
-                found = tuple(self.shapes[keys[variable]])
-                if found != stack_shape:
+                key = keys[variable]
+                if tuple(self.shapes[key]) != stack_shape:
                     raise ValueError(
                         f"Variable {variable!r} of table {name!r} must be "
                         f"saved in a tensor of shape {list(stack_shape)}. "
-                        f"Received: shape {list(found)} ({keys[variable]!r} in "
-                        f"checkpoint {self.path!r})."
+                        f"Received: shape {list(self.shapes[key])} ({key!r} "
+                        f"in checkpoint {self.path!r})."
                     )
 
 
