@@ -199,7 +199,7 @@ def _tensors(
     if is_stacked:
         yield (
             checkpoint_files.key_of(*path, LAYOUTS),
-            sparse_core_layout_pb2.SparseCoreTableLayouts(  # pyright: ignore[reportAttributeAccessIssue] Created at import time.
+            sparse_core_layout_pb2.SparseCoreTableLayouts(
                 tables=layouts.values()
             ).SerializeToString(),
         )

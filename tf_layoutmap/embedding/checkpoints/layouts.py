@@ -11,20 +11,13 @@ A table that is not stacked is a stack for one SparseCore, without padding.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tensorflow.core.tpu.kernels import sparse_core_layout_pb2
 
 Array = np.ndarray[Any, Any]
-if TYPE_CHECKING:
-
-    class TableLayout:  # TensorFlow creates the class at import time.
-        def __init__(self, **fields: Any): ...
-
-        def __getattr__(self, name: str) -> Any: ...
-else:
-    TableLayout = sparse_core_layout_pb2.SparseCoreTableLayout
+TableLayout = sparse_core_layout_pb2.SparseCoreTableLayout
 Layouts = Mapping[str, TableLayout]
 
 

@@ -182,7 +182,7 @@ def read_embedding(
         for stack, names in nodes.items()
     }
     if LAYOUTS in children:
-        layouts = sparse_core_layout_pb2.SparseCoreTableLayouts.FromString(  # pyright: ignore[reportAttributeAccessIssue] Created at import time.
+        layouts = sparse_core_layout_pb2.SparseCoreTableLayouts.FromString(
             read_tensor(key_of(graph, children[LAYOUTS]))
         ).tables
     else:
