@@ -54,6 +54,10 @@ _HOMES = {
     "ShardedVariableMixin": "tf_layoutmap.sharded:ShardedVariableMixin",
     "ShardedVariableSpec": "tf_layoutmap.sharded:ShardedVariableSpec",
     "TPUEmbedding": "tf_layoutmap.embedding.tpu_embedding:TPUEmbedding",
+    "TPUEmbeddingV2": (
+        "tf_layoutmap.embedding.v2.tpu_embedding_v2:TPUEmbeddingV2"
+    ),
+    "convert_checkpoint": "tf_layoutmap.embedding.checkpoints.conversion:convert_checkpoint",
     "pack": "tf_layoutmap.embedding.packing:pack",
     "export": "tf_layoutmap.serving.export:export",
     "inspect_ids": "tf_layoutmap.embedding.inspection.inspect_ids:inspect_ids",
@@ -92,9 +96,11 @@ if TYPE_CHECKING:
     import tf_layoutmap.ps as ps
     import tf_layoutmap.serving as serving
     import tf_layoutmap.vocabulary as vocabulary
+    from tf_layoutmap.embedding.checkpoints.conversion import convert_checkpoint
     from tf_layoutmap.embedding.inspection.inspect_ids import inspect_ids
     from tf_layoutmap.embedding.packing import pack
     from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+    from tf_layoutmap.embedding.v2.tpu_embedding_v2 import TPUEmbeddingV2
     from tf_layoutmap.layout.layout_map import LayoutMap
     from tf_layoutmap.layout.visualize import visualize_layout
     from tf_layoutmap.mesh_scope import layout_map_scope
@@ -114,6 +120,8 @@ __all__ = [
     "ShardedVariableMixin",
     "ShardedVariableSpec",
     "TPUEmbedding",
+    "TPUEmbeddingV2",
+    "convert_checkpoint",
     "pack",
     "export",
     "inspect_ids",

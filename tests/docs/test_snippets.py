@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 EMULATION = (
     ROOT / "docs" / "guides" / "emulation.md",
     ROOT / "docs" / "howto" / "run_on_a_cloud_tpu.md",
+    ROOT / "docs" / "howto" / "move_tables_between_devices.md",
 )
 # The programs of this page must not import tf_layoutmap, and some of them end
 # the process, so test_upstream.py runs them in separate processes.

@@ -645,7 +645,7 @@ def test_invalid_configs_raise():
 
 
 def test_sparse_core_config_raises():
-    with pytest.raises(NotImplementedError, match="not supported yet"):
+    with pytest.raises(ValueError, match="use tlm.TPUEmbeddingV2"):
         tlm.TPUEmbedding(
             tpu.FeatureConfig(tpu.TableConfig(4, 1)),
             tpu.SGD(1.0),

@@ -25,6 +25,7 @@ def two_cores():
         "any_order",
         "sparse_core_ops",
         "sparse_core_steps",
+        "one_script",
         TF_LAYOUTMAP_NUM_CORES="2",
     )
 
@@ -39,10 +40,35 @@ def two_hosts():
 @pytest.mark.parametrize(
     "tpu", ["v5p", pytest.param("v6e", marks=pytest.mark.exhaustive)]
 )
-def test_stock_embeddings_train_on_sparse_cores(tpu):
-    name = "sparse_core_training"
-    found = runner.run_programs(name, TF_LAYOUTMAP_TPU=tpu)
-    assert not found[name], found[name]
+def test_embeddings_train_on_sparse_cores(tpu):
+    names = ("sparse_core_training", "sparse_core_embedding", "one_script")
+    found = runner.run_programs(*names, TF_LAYOUTMAP_TPU=tpu)
+    for name in names:
+        assert not found[name], found[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "marks",
+    [
+        "not exhaustive",
+        pytest.param("exhaustive", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_checkpoints_move_between_sparse_cores_and_other_devices(
+    marks, tmp_path
+):
+    name = "sparse_core_checkpoints"
+    # Each process reads the files of the previous processes.
+    for tpu, num_cores in (("v5p", 2), ("v4", 2), ("v5p", 4)):
+        found = runner.run_programs(
+            name,
+            marks=marks,
+            TF_LAYOUTMAP_TPU=tpu,
+            TF_LAYOUTMAP_NUM_CORES=str(num_cores),
+            TF_LAYOUTMAP_EXCHANGE=str(tmp_path),
+        )
+        assert not found[name], found[name]
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +105,11 @@ def test_host_ops_of_sparse_cores_match_the_reference(two_cores):
 @pytest.mark.slow
 def test_device_ops_of_sparse_cores_match_the_host_engine(two_cores):
     assert not two_cores["sparse_core_steps"], two_cores["sparse_core_steps"]
+
+
+@pytest.mark.slow
+def test_one_script_with_the_second_class_gives_equal_results(two_cores):
+    assert not two_cores["one_script"], two_cores["one_script"]
 
 
 @pytest.mark.slow
@@ -166,7 +197,9 @@ def test_exhaustive_cases_of_programs_pass(names, marks, setting):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["emulation", "run_on_a_cloud_tpu"])
+@pytest.mark.parametrize(
+    "page", ["emulation", "run_on_a_cloud_tpu", "move_tables_between_devices"]
+)
 @pytest.mark.covering(None)
 def test_the_snippets_of_a_page_with_a_tpu_run(page):
     runner.run("docs/test_snippets.py", "-k", page)

@@ -42,6 +42,7 @@ _HOMES = {
     "ps_exit": "tf_layoutmap.ps.replacements",
     "ps_calls": "tf_layoutmap.ps.replacements",
     "sharded_tables": "tf_layoutmap.embedding.process_sharded.replacements",
+    "table_restores": "tf_layoutmap.embedding.checkpoints.replacements",
     "memory": "tf_layoutmap._core.freed_gradients",
     "table_gradients": "tf_layoutmap.sharded.replacements",
     "function_traces": "tf_layoutmap._core.function_traces",

@@ -11,7 +11,6 @@ import importlib
 import itertools
 import re
 import threading
-import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -213,6 +212,13 @@ SaveSpec = _private("training.saving.saveable_object", "SaveSpec")
 # The class that writes and reads all checkpoints, on all devices.
 TrackableSaver = _private("checkpoint.checkpoint", "TrackableSaver")
 
+# The module that restores objects from checkpoints. The package replaces the
+# function that is called before the children of an object are restored.
+checkpoint_restore = importlib.import_module(
+    "tensorflow.python.checkpoint.restore"
+)
+_private("checkpoint.restore", "_maybe_get_adapter")
+
 # Dtypes for which `RestoreV2` can read slices, in TensorFlow 2.21.
 SLICEABLE_DTYPES = (
     tf.bfloat16,
@@ -360,52 +366,61 @@ registered_kernels_of = _private(
 # class contains it.
 TPUOptimizer = _private("tpu.tpu_embedding_v2_utils", "_Optimizer")
 
-# Stacks the tables of a `TPUEmbeddingV2`. The names of the stacks are keys of a
-# `SparseCoreEmbeddingConfig`, and no public function returns them without a
-# TPU.
-_stack_tables = _private(
-    "tpu.tpu_embedding_v3", "_stack_tables_with_same_table_dim_and_optimizer"
+# Computes the stacks of tables on SparseCores. The names of the stacks are keys
+# of a `SparseCoreEmbeddingConfig`, and no public function returns them without
+# a TPU.
+_LayoutStacker = _private(
+    "tpu._pywrap_sparse_core_layout", "SparseCoreLayoutStacker"
 )
 
 
-def stacked_table_offsets(
+def sparse_core_layouts(
     tables: list[Any],
-    first_table: Any,
-    num_samples: int,
+    num_samples: dict[str, int],
+    num_features: dict[str, int],
     num_chips: int,
     cores_per_chip: int,
     table_stacking: bool,
-) -> dict[str, tuple[str, int, int]]:
-    """Returns the stack, row offset and rotation of each table, by its name.
-
-    TensorFlow 2.21 counts the samples of the first feature only. TensorFlow
-    2.20 adds each table once per feature, and then raises an AssertionError.
-    With one feature, both versions compute the stacks of version 2.21.
+) -> dict[str, Any]:
+    """Returns the `SparseCoreTableLayout` of each table, by its name.
 
     Args:
-      tables: `TableConfig` objects, which the function modifies.
-      first_table: Table of the first feature.
-      num_samples: Number of samples of the first feature and of a replica.
+      tables: `TableConfig` objects with names and optimizers.
+      num_samples: Number of samples of all features of each table and of a
+        replica.
+      num_features: Number of features of each table.
       num_chips: Number of chips, which is the number of replicas.
       cores_per_chip: Number of SparseCores of each chip.
-      table_stacking: Whether TensorFlow stacks tables.
+      table_stacking: Whether tables are stacked.
     """
-    feature = types.SimpleNamespace(
-        table=first_table, output_shape=[num_samples]
+    stacker = _LayoutStacker(
+        num_partitions=num_chips,
+        sparse_cores_per_partition=cores_per_chip,
+        disable_table_stacking=not table_stacking,
     )
-    sparse_core_config = (
-        tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig(
-            disable_table_stacking=not table_stacking
+    # TensorFlow 2.20 does not have this argument.
+    counts_features = "num_features" in (_LayoutStacker.AddTable.__doc__ or "")
+    for table in sorted(tables, key=lambda table: table.name):
+        stacker.AddTable(
+            table_name=table.name,
+            table_height=table.vocabulary_size,
+            table_width=table.dim,
+            # Tables of different groups are not stacked.
+            group=repr((hash(table.optimizer), table.quantization_config)),
+            output_samples=num_samples[table.name],
+            **(
+                {"num_features": num_features[table.name]}
+                if counts_features
+                else {}
+            ),
         )
-    )
-    return _stack_tables(
-        tables,
-        [("first", feature)],
-        num_chips,
-        cores_per_chip,
-        sparse_core_config,
-    ).table_to_stacked_table_offset
+    return {layout.table_name: layout for layout in stacker.GetLayouts().tables}
 
+
+# Methods of `TPUEmbeddingV2` that `embedding.v2.sparse_core` overrides.
+_private("tpu.tpu_embedding_v3", "TPUEmbeddingV2._create_variables_and_slots")
+_private("tpu.tpu_embedding_v3", "TPUEmbeddingV2._preprocess_features")
+_private("tpu.tpu_embedding_v3", "TPUEmbeddingV2._stack_gradients")
 
 # Class of the tables of a `TPUEmbeddingV2`. The emulation replaces its methods
 # that require a TPU program.

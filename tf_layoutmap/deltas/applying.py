@@ -10,7 +10,6 @@ from tf_layoutmap._core import checks
 from tf_layoutmap.deltas import base as base_file
 from tf_layoutmap.deltas import weights
 from tf_layoutmap.deltas.served import chain
-from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.vocabulary import checkpoint_files
 
 
@@ -95,7 +94,9 @@ def _tensors(
             for name in of_table["variables"]:
                 tables[
                     prefix
-                    + checkpointing.key_of(base_file.ATTRIBUTE, saved_as, name)
+                    + checkpoint_files.key_of(
+                        base_file.ATTRIBUTE, saved_as, name
+                    )
                 ] = table, name
     labels = {
         described["key"]: label

@@ -17,10 +17,9 @@ import tensorflow as tf
 from tf_layoutmap._core import slice_specs, tf_private
 from tf_layoutmap.deltas.served import storage
 from tf_layoutmap.deltas.served.chain import Delta
-from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.changes import LANES, WHOLE
 from tf_layoutmap.sharded.routing.checks import known_size
-from tf_layoutmap.vocabulary import parts
+from tf_layoutmap.vocabulary import checkpoint_files, parts
 
 Array = np.ndarray[Any, Any]
 ATTRIBUTE = "_variables"
@@ -64,7 +63,7 @@ def find_prefix(base: str, embedding: Any, root: Any = None) -> str:
     variables: Mapping[str, Mapping[str, Any]] = embedding._variables
     shapes = open_checkpoint(base).get_variable_to_shape_map()
     wanted = {
-        checkpointing.key_of(ATTRIBUTE, table, name): list(variable.shape)
+        checkpoint_files.key_of(ATTRIBUTE, table, name): list(variable.shape)
         for table, by_name in variables.items()
         for name, variable in by_name.items()
     }

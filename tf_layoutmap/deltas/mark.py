@@ -34,10 +34,10 @@ from tf_layoutmap.deltas.weights import (
     name_of,
     variable_of,
 )
-from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.table_variable import shards_of
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing.checks import known_size
+from tf_layoutmap.vocabulary import checkpoint_files
 
 # Variables that must be found. Lookups do not read the values of the other
 # variables.
@@ -260,7 +260,7 @@ class _SavedModel:
             if shape == list(variable.shape)
             and self._dtypes[key] == tf.as_dtype(variable.dtype)
         ]
-        suffix = checkpointing.key_of(base_file.ATTRIBUTE, table, name)
+        suffix = checkpoint_files.key_of(base_file.ATTRIBUTE, table, name)
         keys = [
             key
             for key in fitting
@@ -371,7 +371,7 @@ def _names_of_variables(path: str) -> dict[str, str]:
     while todo:
         number, way = todo.pop(0)
         if nodes[number].WhichOneof("kind") == "variable":
-            names[checkpointing.key_of(*way)] = nodes[number].variable.name
+            names[checkpoint_files.key_of(*way)] = nodes[number].variable.name
         for child in nodes[number].children:
             if child.node_id not in visited:
                 visited.add(child.node_id)

@@ -21,10 +21,10 @@ from tf_layoutmap.deltas import base as base_file
 from tf_layoutmap.deltas.served import storage
 from tf_layoutmap.deltas.served.chain import Delta, weight_tensor
 from tf_layoutmap.deltas.served.changes import as_array
-from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.table_access import TableAccess
 from tf_layoutmap.layout.mesh import transfer
 from tf_layoutmap.sharded import ShardedVariable
+from tf_layoutmap.vocabulary import checkpoint_files
 
 Array = np.ndarray[Any, Any]
 # Attributes from an object to another one.
@@ -439,7 +439,9 @@ class BaseGraph:
         for table, by_name in embedding._variables.items():
             for name in by_name:
                 key = self._key_at(node, (base_file.ATTRIBUTE, table, name))
-                suffix = checkpointing.key_of(base_file.ATTRIBUTE, table, name)
+                suffix = checkpoint_files.key_of(
+                    base_file.ATTRIBUTE, table, name
+                )
                 if key.endswith(suffix):
                     return key.removesuffix(suffix)
         return None

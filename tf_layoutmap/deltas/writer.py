@@ -30,7 +30,7 @@ from tf_layoutmap.deltas.weights import (
     ModelWeights,
     Weight,
 )
-from tf_layoutmap.embedding import checkpointing, processes
+from tf_layoutmap.embedding import processes
 from tf_layoutmap.vocabulary import checkpoint_files
 from tf_layoutmap.vocabulary.parts import NUMBERS, SKETCH
 
@@ -649,7 +649,7 @@ class DeltaWriter:
     def _key_of(self, table: str, name: str) -> str:
         """Returns the key of a variable's tensor in the base."""
         of_base = self._watched.tables[table]
-        return of_base.prefix + checkpointing.key_of(
+        return of_base.prefix + checkpoint_files.key_of(
             base_file.ATTRIBUTE, of_base.name, name
         )
 

@@ -402,6 +402,19 @@ def choose_engine(engine: str, strategy: tf.distribute.Strategy) -> str:
     return "tpu" if on_tpu and _has_embedding_engine(strategy) else "host"
 
 
+def has_sparse_cores(strategy: tf.distribute.Strategy) -> bool | None:
+    """Returns whether the replicas of a strategy have SparseCores.
+
+    The result is None if the features of a TPU are unknown.
+    """
+    if not is_tpu_strategy(strategy):
+        return False
+    feature = strategy.extended.tpu_hardware_feature
+    if feature.tpu_hardware_feature_proto is None:
+        return None
+    return feature.embedding_feature == _EmbeddingFeature.V2
+
+
 _EmbeddingFeature = tf.tpu.experimental.HardwareFeature.EmbeddingFeature
 # Whether this process has logged that tables are on the host of a TPU.
 _has_logged_host = False
@@ -428,7 +441,7 @@ def _has_embedding_engine(strategy: tf.distribute.Strategy) -> bool:
             "The tables of TPUEmbedding are on the host, and the host engine "
             'trains them: this TPU has %s. Pass engine="host" to select the '
             "host engine explicitly.",
-            "SparseCores, which tf_layoutmap does not support yet"
+            "SparseCores, which tlm.TPUEmbeddingV2 uses"
             if kind == _EmbeddingFeature.V2
             else "no embedding engine",
         )

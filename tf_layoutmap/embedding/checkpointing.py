@@ -15,9 +15,11 @@ import tensorflow as tf
 
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.deltas.served import storage
+from tf_layoutmap.embedding.checkpoints import layouts
+from tf_layoutmap.embedding.checkpoints.restoring import TableRestore
 from tf_layoutmap.embedding.configs import open_tables
 from tf_layoutmap.embedding.state import EmbeddingState
-from tf_layoutmap.vocabulary import parts, shared
+from tf_layoutmap.vocabulary import checkpoint_files, parts, shared
 
 
 def check_shapes(
@@ -45,7 +47,7 @@ def check_shapes(
     stored_shapes = dict(sorted(reader.get_variable_to_shape_map().items()))
     dtypes = reader.get_variable_to_dtype_map()
     expected_variables = {
-        key_of(attribute, table, name): (
+        checkpoint_files.key_of(attribute, table, name): (
             table,
             list(variable.shape),
             tf.as_dtype(variable.dtype),
@@ -78,13 +80,14 @@ def check_shapes(
                 f"{path!r})."
             )
     for prefix in mismatches:
-        saved = prefix + key_of(shared.OWNERS)
+        saved = prefix + checkpoint_files.key_of(shared.OWNERS)
         mismatches[prefix] = (
             _owner_mismatch(
                 [
                     table
                     for table in variables
-                    if prefix + key_of(attribute, table, "parameters")
+                    if prefix
+                    + checkpoint_files.key_of(attribute, table, "parameters")
                     in stored_shapes
                 ],
                 owners,
@@ -148,13 +151,18 @@ def _vocabulary_mismatch(
     the restored rows would belong to other ids.
     """
     for table, by_name in variables.items():
-        if prefix + key_of(attribute, table, "parameters") not in stored_shapes:
+        if (
+            prefix + checkpoint_files.key_of(attribute, table, "parameters")
+            not in stored_shapes
+        ):
             continue
         shapes = [
             None
             if parts.KEYS not in by_name
             else list(by_name[parts.KEYS].shape),
-            stored_shapes.get(prefix + key_of(attribute, table, parts.KEYS)),
+            stored_shapes.get(
+                prefix + checkpoint_files.key_of(attribute, table, parts.KEYS)
+            ),
         ]
         if shapes[0] == shapes[1]:
             continue
@@ -176,12 +184,6 @@ def _vocabulary_mismatch(
     return None
 
 
-def key_of(*path: str) -> str:
-    """Returns the checkpoint key of a variable at a path of attributes."""
-    escaped = [step.replace(".", "..").replace("/", ".S") for step in path]
-    return "/".join([*escaped, ".ATTRIBUTES", tf_private.VARIABLE_VALUE_KEY])
-
-
 if TYPE_CHECKING:
 
     class _Trackable:  # Declares methods of the base class.
@@ -196,7 +198,7 @@ else:
     _Trackable = object
 
 
-class CheckpointHooks(_Trackable):
+class CheckpointHooks(TableRestore, _Trackable):
     """Methods of `TPUEmbedding` that TensorFlow's checkpointing calls."""
 
     _state: EmbeddingState
@@ -255,6 +257,43 @@ class CheckpointHooks(_Trackable):
             )
             backend.note_restore()
         return None
+
+    def _layouts_and_slots(self):
+        tables = self._state.spec.tables
+        for table in tables:
+            if table.vocabulary is not None or table.is_half:
+                raise ValueError(
+                    f"Table {table.name!r} must have float32 rows and ids that "
+                    "are row indices to be restored from a checkpoint of "
+                    "SparseCores. Received: a table with "
+                    + (
+                        f"{table.dtype} rows."
+                        if table.vocabulary is None
+                        else "an open vocabulary. Convert the checkpoint with "
+                        "tlm.convert_checkpoint and tlm.vocabulary.convert."
+                    )
+                )
+        return (
+            {
+                table.name: layouts.of_table(
+                    table.name, (table.num_rows, table.dim)
+                )
+                for table in tables
+            },
+            {
+                table.name: [slot.name for slot in table.slots]
+                for table in tables
+            },
+        )
+
+    def _restored_variables(self):
+        return self._variables if self._state.backend.is_built else None
+
+    def _assign_tables(self, values, variables):
+        for table, name, value in values:
+            variables[table][name].assign(value)
+        if self._state.backend.is_built:
+            self._state.backend.load_variables()
 
     def _check_deferred_restore(self, variables: dict[str, dict[str, Any]]):
         """Checks the shapes of `variables` that a deferred restore will set."""

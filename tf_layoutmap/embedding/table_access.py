@@ -219,6 +219,10 @@ class TableAccess:
             raise RuntimeError("`stats` must be called outside tf.function.")
         return backend.describe()
 
+    def _variables_of_tables(self) -> dict[str, dict[str, Any]]:
+        """Returns a dict from table names to variables by name."""
+        return self._variables
+
     def _update_variables(self, attribute: str):
         """Updates the variables before a program reads `attribute`."""
         if not self._state.backend.is_on_tpu:
@@ -461,9 +465,17 @@ class LayerAccess:
         else:
             self._embedding.build()
             self._embedding.flush()
-        return [
-            self._embedding._variables[table.name] for table in self.spec.tables
-        ]
+        variables = self._embedding._variables_of_tables()
+        return [variables[table.name] for table in self.spec.tables]
+
+    def unsharded_tables(self) -> dict[Any, Any]:
+        """Returns the rows of each table, by `TableConfig`."""
+        return {
+            table_config: variables[tables.PARAMETERS]
+            for table_config, variables in zip(
+                self._state.table_configs, self.variables()
+            )
+        }
 
     def strings(self) -> list[kept_strings.KeptStrings | None]:
         """Returns the strings of each table's vocabulary, or None.

@@ -1,16 +1,16 @@
 """`TPUEmbedding`: the Cloud TPU embedding API for TPUs, servers and hosts.
 
-This module contains the constructor and `build`. Three mixin classes contain
-all other methods: `state.StepMethods`, `table_access.TableAccess` and
-`checkpointing.CheckpointHooks`. The backends contain all code that depends on
-where the tables are stored.
+`EmbeddingBase` contains the constructor and `build`, which `TPUEmbeddingV2`
+also uses. Three mixin classes contain all other methods: `state.StepMethods`,
+`table_access.TableAccess` and `checkpointing.CheckpointHooks`. The backends
+contain all code that depends on where the tables are stored.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import tensorflow as tf
 
@@ -48,50 +48,25 @@ _WIRE_DTYPES = ("float32", "bfloat16")
 _no_autograph = tf.autograph.experimental.do_not_convert
 
 
-class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
-    """Embedding tables that a separate engine looks up and updates.
+class EmbeddingOptions(TypedDict, total=False):
+    """Keyword arguments of `TPUEmbedding` that `TPUEmbeddingV2` also has."""
 
-    The interface is the same as in
-    `tf.tpu.experimental.embedding.TPUEmbedding`. Under `TPUStrategy`, an object
-    of this class behaves like an object of TensorFlow's class, and runs the
-    same operations, unless `engine` selects the host. Under other strategies,
-    except `ParameterServerStrategy`, the host stores the tables, and the host
-    engine updates the tables with the semantics of the TPU. First, the
-    gradients of a row are summed over features, replicas and samples. Then each
-    row that was looked up is updated once.
+    partitioner: ShardCounts | None
+    out_of_range: literals.OutOfRange
+    engine: literals.Engine
+    table_dtypes: DTypeLike | Mapping[Any, DTypeLike] | None
+    rounding_seed: int
+    vocabularies: Mapping[Any, open_vocabulary.OpenVocabulary | Any] | None
+    wire_dtype: literals.WireDtype
+    over_processes: literals.OverProcesses
+    gradient_aggregation: literals.GradientAggregation
 
-    In a step, each replica calls `enqueue`, `dequeue` and `apply_gradients`, in
-    this order. A program can enqueue several steps before it dequeues the first
-    step. Steps run eagerly or in a `tf.function`. Under `OneDeviceStrategy`,
-    `MirroredStrategy`, `MultiWorkerMirroredStrategy` and `TPUStrategy`, call
-    `dequeue` and `apply_gradients` inside `strategy.run`. Gradients are not
-    divided by the number of replicas.
 
-    Under `ParameterServerStrategy`, the servers store the tables. Each worker
-    runs separate steps, in functions that a `ClusterCoordinator` or a
-    `tlm.ps.Run` schedules. With one worker, the results match the results of
-    the host engine. With several workers, a server can apply other updates
-    between the lookup of a row and the update with its gradients. `stats`
-    reports the number of these updates.
+class EmbeddingBase(TableAccess, CheckpointHooks, tf.Module):
+    """Base class of `TPUEmbedding` and `TPUEmbeddingV2`.
 
-    >>> import tensorflow as tf
-    >>> import tf_layoutmap as tlm
-    >>> words = tf.tpu.experimental.embedding.TableConfig(
-    ...     vocabulary_size=4, dim=2, initializer=tf.ones, combiner="sum",
-    ...     name="words")
-    >>> embedding = tlm.TPUEmbedding(
-    ...     {"title": tf.tpu.experimental.embedding.FeatureConfig(words)},
-    ...     tf.tpu.experimental.embedding.SGD(learning_rate=0.5))
-    >>> embedding.enqueue({"title": tf.ragged.constant([[0, 2], [2]])})
-    >>> embedding.dequeue()["title"].numpy().tolist()
-    [[2.0, 2.0], [1.0, 1.0]]
-    >>> embedding.apply_gradients({"title": tf.ones([2, 2])})
-    >>> embedding.embedding_tables[words].numpy()[:, 0].tolist()
-    [0.5, 1.0, 0.0, 1.0]
-
-    `tf.train.Checkpoint(embedding=embedding)` saves tables and slot variables.
-    A program can restore a checkpoint before or after `build`. Steps in flight
-    are not saved. If steps are in flight, a restore raises an error.
+    The class contains the constructor and `build`. Subclasses contain the
+    methods of a step.
     """
 
     # Number of updates, for learning rate schedules. A layer with a schedule
@@ -184,8 +159,8 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             are looked up, and the sums of their gradients, are then rounded to
             the nearest bfloat16, with a relative error of up to 2^-8. The
             dtypes of tables and slot variables do not change.
-          sparse_core_embedding_config: Must be None, because SparseCores are
-            not supported yet.
+          sparse_core_embedding_config: Must be None. `tlm.TPUEmbeddingV2`
+            supports SparseCores.
           over_processes: Placement of tables under
             `MultiWorkerMirroredStrategy`. With `"replicated"`, each process
             stores all tables. With `"sharded"`, each process stores an equal
@@ -206,17 +181,16 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             `FeatureConfig`.
           ValueError: If a setting is invalid, or if the engine does not support
             a setting.
-          NotImplementedError: If the strategy in scope is not supported, if
-            `sparse_core_embedding_config` is not None, or if the tables are on
-            the host beside a TPU whose replicas have several cores.
+          NotImplementedError: If the strategy in scope is not supported, or if
+            the tables are on the host beside a TPU whose replicas have several
+            cores.
         """
         super().__init__()
         if sparse_core_embedding_config is not None:
-            raise NotImplementedError(
-                "Argument `sparse_core_embedding_config` must be None: "
-                "SparseCores, which "
-                "tf.tpu.experimental.embedding.TPUEmbeddingV2 uses, are not "
-                f"supported yet. Received: {sparse_core_embedding_config!r}."
+            raise ValueError(
+                "Argument `sparse_core_embedding_config` must be None: use "
+                "tlm.TPUEmbeddingV2 for SparseCores. Received: "
+                f"{sparse_core_embedding_config!r}."
             )
         if not isinstance(pipeline_execution_with_tensor_core, bool):
             raise TypeError(
@@ -411,6 +385,7 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             # deferred restore.
             variables = backend.create_tables()
             self._check_deferred_restore(variables)
+            self._finish_restore(variables)
             owners = open_tables.owners_by_name(self._state.spec)
             if owners:
                 self._vocabulary_owners = tables.text_variable(
@@ -422,6 +397,57 @@ class TPUEmbedding(StepMethods, TableAccess, CheckpointHooks, tf.Module):
             if backend.strings:
                 # The assignment makes checkpoints contain the strings.
                 self._kept_strings = backend.strings
+
+
+# Python's error for a missing argument contains this name.
+EmbeddingBase.__init__.__qualname__ = "TPUEmbedding.__init__"
+
+
+class TPUEmbedding(StepMethods, EmbeddingBase):
+    """Embedding tables that a separate engine looks up and updates.
+
+    The interface is the same as in
+    `tf.tpu.experimental.embedding.TPUEmbedding`. Under `TPUStrategy`, an object
+    of this class behaves like an object of TensorFlow's class, and runs the
+    same operations, unless `engine` selects the host. Under other strategies,
+    except `ParameterServerStrategy`, the host stores the tables, and the host
+    engine updates the tables with the semantics of the TPU. First, the
+    gradients of a row are summed over features, replicas and samples. Then each
+    row that was looked up is updated once.
+
+    In a step, each replica calls `enqueue`, `dequeue` and `apply_gradients`, in
+    this order. A program can enqueue several steps before it dequeues the first
+    step. Steps run eagerly or in a `tf.function`. Under `OneDeviceStrategy`,
+    `MirroredStrategy`, `MultiWorkerMirroredStrategy` and `TPUStrategy`, call
+    `dequeue` and `apply_gradients` inside `strategy.run`. Gradients are not
+    divided by the number of replicas.
+
+    Under `ParameterServerStrategy`, the servers store the tables. Each worker
+    runs separate steps, in functions that a `ClusterCoordinator` or a
+    `tlm.ps.Run` schedules. With one worker, the results match the results of
+    the host engine. With several workers, a server can apply other updates
+    between the lookup of a row and the update with its gradients. `stats`
+    reports the number of these updates.
+
+    >>> import tensorflow as tf
+    >>> import tf_layoutmap as tlm
+    >>> words = tf.tpu.experimental.embedding.TableConfig(
+    ...     vocabulary_size=4, dim=2, initializer=tf.ones, combiner="sum",
+    ...     name="words")
+    >>> embedding = tlm.TPUEmbedding(
+    ...     {"title": tf.tpu.experimental.embedding.FeatureConfig(words)},
+    ...     tf.tpu.experimental.embedding.SGD(learning_rate=0.5))
+    >>> embedding.enqueue({"title": tf.ragged.constant([[0, 2], [2]])})
+    >>> embedding.dequeue()["title"].numpy().tolist()
+    [[2.0, 2.0], [1.0, 1.0]]
+    >>> embedding.apply_gradients({"title": tf.ones([2, 2])})
+    >>> embedding.embedding_tables[words].numpy()[:, 0].tolist()
+    [0.5, 1.0, 0.0, 1.0]
+
+    `tf.train.Checkpoint(embedding=embedding)` saves tables and slot variables.
+    A program can restore a checkpoint before or after `build`. Steps in flight
+    are not saved. If steps are in flight, a restore raises an error.
+    """
 
     @_no_autograph
     def __call__(

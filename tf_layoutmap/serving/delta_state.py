@@ -12,10 +12,10 @@ from tf_layoutmap.deltas.served import export_state, storage
 from tf_layoutmap.deltas.served.chain import Position
 from tf_layoutmap.deltas.weights import name_of
 from tf_layoutmap.deltas.writer import DeltaWriter
-from tf_layoutmap.embedding import checkpointing
 from tf_layoutmap.embedding.table_to_export import TableToExport
 from tf_layoutmap.serving.endpoints import Exported
 from tf_layoutmap.serving.stored_tables import StoredTable
+from tf_layoutmap.vocabulary import checkpoint_files
 
 
 def check_writer(writer: DeltaWriter, tables: Sequence[TableToExport]) -> None:
@@ -87,7 +87,7 @@ def write(
         else:
             shape = tuple(variable.shape)
             dtype = tf.as_dtype(variable.dtype).name
-            key = checkpointing.key_of("variables_of_model", str(number))
+            key = checkpoint_files.key_of("variables_of_model", str(number))
             weights.append(
                 export_state.StoredWeight(
                     label,
@@ -115,7 +115,7 @@ def _variables_of(
             id(stored.keys.variable)
         )
         variables[export_state.KEYS] = export_state.StoredVariable(
-            checkpointing.key_of("keys", str(number)),
+            checkpoint_files.key_of("keys", str(number)),
             stored.keys.shape,
             stored.keys.variable.dtype.name,
         )

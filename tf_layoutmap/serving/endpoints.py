@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tf_layoutmap._core import keras_private, placeholders
 from tf_layoutmap.embedding.table_access import LayerAccess
-from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.embedding.tpu_embedding import EmbeddingBase
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 from tf_layoutmap.serving import (
     feature_lookup,
@@ -84,7 +84,7 @@ def make_endpoints(
       ValueError: If `input_signature` is None and the inputs are not known, or
         the function reads a table directly.
     """
-    is_embedding = isinstance(subject, TPUEmbedding | TPUEmbeddingCore)
+    is_embedding = isinstance(subject, EmbeddingBase | TPUEmbeddingCore)
     specs = _specs_of(subject) if input_signature is None else input_signature
     if not isinstance(specs, list | tuple):
         raise TypeError(
@@ -157,7 +157,7 @@ def _specs_of(subject: Any) -> list[Any]:
     """
     if isinstance(subject, TPUEmbeddingCore):
         subject = subject.embedding
-    if isinstance(subject, TPUEmbedding):
+    if isinstance(subject, EmbeddingBase):
         access = LayerAccess(subject)
         vocabularies = subject.vocabularies
         dtypes = [

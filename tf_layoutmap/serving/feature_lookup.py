@@ -19,7 +19,7 @@ from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import stock_lookup
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.table_access import LayerAccess
-from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.embedding.tpu_embedding import EmbeddingBase
 from tf_layoutmap.serving import row_gathers
 from tf_layoutmap.serving.stored_tables import StoredTable
 from tf_layoutmap.sharded import ShardedVariable
@@ -36,7 +36,7 @@ def lookups_of(
         (
             owner,
             FeatureLookup(owner, stored)
-            if isinstance(owner, TPUEmbedding)
+            if isinstance(owner, EmbeddingBase)
             else RowLookup(*stored),
         )
         for owner, stored in tables_of.items()
@@ -66,7 +66,7 @@ class FeatureLookup:
     all features together.
     """
 
-    def __init__(self, embedding: TPUEmbedding, tables: Sequence[StoredTable]):
+    def __init__(self, embedding: EmbeddingBase, tables: Sequence[StoredTable]):
         """Creates the lookup.
 
         Args:

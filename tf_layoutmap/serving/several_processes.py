@@ -19,7 +19,7 @@ from tf_layoutmap.deltas.writer import DeltaWriter
 from tf_layoutmap.embedding import processes
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.table_to_export import TableToExport
-from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.embedding.tpu_embedding import EmbeddingBase
 from tf_layoutmap.serving.stored_variable import Blocks
 
 
@@ -35,7 +35,7 @@ def processes_of(
     if delta_writer is not None and delta_writer._processes is not None:
         return delta_writer._processes
     for owner in (table.owner for table in tables):
-        if isinstance(owner, TPUEmbedding) and LayerAccess(owner).is_sharded:
+        if isinstance(owner, EmbeddingBase) and LayerAccess(owner).is_sharded:
             return processes.of_strategy(owner._state.replicas.strategy)
     return None
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tf_layoutmap._core import keras_private
 from tf_layoutmap.deltas.weights import variable_of
 from tf_layoutmap.embedding.table_to_export import TableToExport
-from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.embedding.tpu_embedding import EmbeddingBase
 from tf_layoutmap.layers.base.sharded_embedding import EmbeddingCore
 from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 
@@ -24,7 +24,7 @@ def tables_of(subject: Any) -> list[TableToExport]:
       RuntimeError: If tables are on a TPU and were not built.
       ValueError: If a layer is not built.
     """
-    if isinstance(subject, TPUEmbedding):
+    if isinstance(subject, EmbeddingBase):
         prefixed = [
             ("embedding", table) for table in subject._tables_to_export()
         ]

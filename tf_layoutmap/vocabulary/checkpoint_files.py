@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
-from tf_layoutmap._core import files, paths
+from tf_layoutmap._core import files, paths, tf_private
 from tf_layoutmap.deltas.served import storage
 
 
@@ -81,6 +81,47 @@ def files_of(prefix: str) -> list[str]:
     return [
         f"{prefix}.data-{number:05d}-of-{count:05d}" for number in range(count)
     ]
+
+
+class Reader:
+    """Reader of the tensors of a checkpoint.
+
+    Attributes:
+      shapes: Shapes of the tensors, by name.
+    """
+
+    def __init__(self, prefix: str):
+        """Opens the checkpoint.
+
+        Raises:
+          ValueError: If there is no checkpoint.
+        """
+        try:
+            self._reader = storage.open_checkpoint(prefix)
+        except (tf.errors.OpError, ValueError) as error:
+            raise ValueError(
+                "Argument `source` must be the prefix of a checkpoint of "
+                f"TensorFlow. Received: source={prefix!r} ({error})."
+            ) from None
+        self._prefix = prefix
+        self.shapes = {
+            key: tuple(shape)
+            for key, shape in self._reader.get_variable_to_shape_map().items()
+        }
+
+    def get_tensor(self, key: str) -> Any:
+        """Returns a tensor.
+
+        Raises:
+          ValueError: If the checkpoint is truncated or corrupted.
+        """
+        try:
+            return self._reader.get_tensor(key)
+        except (tf.errors.OpError, IndexError, RuntimeError) as error:
+            raise ValueError(
+                f"Could not read tensor {key!r} from the checkpoint at "
+                f"{self._prefix!r}, which is truncated or corrupted: {error}."
+            ) from None
 
 
 def write_checkpoint(target: str, tensors: Iterable[tuple[str, Any]]) -> None:
@@ -259,6 +300,12 @@ def replace_checkpoint(new: str, target: str) -> None:
         storage.remove(path)
 
 
+def key_of(*path: str) -> str:
+    """Returns the checkpoint key of a variable at a path of attributes."""
+    escaped = [step.replace(".", "..").replace("/", ".S") for step in path]
+    return "/".join([*escaped, ".ATTRIBUTES", tf_private.VARIABLE_VALUE_KEY])
+
+
 # In a checkpoint, the tensor with this name contains the object graph.
 OBJECT_GRAPH_KEY = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
@@ -270,6 +317,47 @@ def read_object_graph(
     return trackable_object_graph_pb2.TrackableObjectGraph.FromString(
         serialized
     )
+
+
+def without_nodes(
+    graph: trackable_object_graph_pb2.TrackableObjectGraph,
+    removed: Collection[int],
+) -> tuple[trackable_object_graph_pb2.TrackableObjectGraph, dict[int, int]]:
+    """Removes nodes and all references to them from an object graph.
+
+    Args:
+      graph: The graph, which is not modified.
+      removed: Indices of the nodes to remove.
+
+    Returns:
+      The new graph, and the new index of each other node by its old index.
+    """
+    changed = trackable_object_graph_pb2.TrackableObjectGraph()
+    new_number: dict[int, int] = {}
+    for number, node in enumerate(graph.nodes):
+        if number not in removed:
+            new_number[number] = len(changed.nodes)
+            changed.nodes.append(node)
+    for node in changed.nodes:
+        kept = [child for child in node.children if child.node_id in new_number]
+        for child in kept:
+            child.node_id = new_number[child.node_id]
+        del node.children[:]
+        node.children.extend(kept)
+        slots = [
+            slot
+            for slot in node.slot_variables
+            if {slot.original_variable_node_id, slot.slot_variable_node_id}
+            <= new_number.keys()
+        ]
+        for slot in slots:
+            slot.original_variable_node_id = new_number[
+                slot.original_variable_node_id
+            ]
+            slot.slot_variable_node_id = new_number[slot.slot_variable_node_id]
+        del node.slot_variables[:]
+        node.slot_variables.extend(slots)
+    return changed, new_number
 
 
 def changed_object_graph(
@@ -292,24 +380,9 @@ def changed_object_graph(
         for number, node in enumerate(graph.nodes)
         for attribute in node.attributes
     }
-    gone = {node_of[key] for key in removed}
-    new_number: dict[int, int] = {}
-    changed_graph = trackable_object_graph_pb2.TrackableObjectGraph()
-    for number, node in enumerate(graph.nodes):
-        if number not in gone:
-            new_number[number] = len(changed_graph.nodes)
-            changed_graph.nodes.append(node)
-    for node in changed_graph.nodes:
-        kept = [child for child in node.children if child.node_id not in gone]
-        for child in kept:
-            child.node_id = new_number[child.node_id]
-        del node.children[:]
-        node.children.extend(kept)
-        for slot in node.slot_variables:
-            slot.original_variable_node_id = new_number[
-                slot.original_variable_node_id
-            ]
-            slot.slot_variable_node_id = new_number[slot.slot_variable_node_id]
+    changed_graph, new_number = without_nodes(
+        graph, {node_of[key] for key in removed}
+    )
     for key, by_name in siblings.items():
         sibling = new_number[node_of[key]]
         parent = next(

@@ -20,7 +20,6 @@ import numpy as np
 import tensorflow as tf
 
 from tf_layoutmap._core import checks, ops
-from tf_layoutmap.deltas.served import storage
 from tf_layoutmap.embedding.configs import optimizer_specs
 from tf_layoutmap.vocabulary import (
     bucket_layout,
@@ -415,7 +414,7 @@ def convert(
                     f"table {name!r}",
                 )
             )
-    reader = _Reader(source)
+    reader = checkpoint_files.Reader(source)
     shapes = reader.shapes
     prefixes = _prefixes(shapes, source, vocabularies)
     _check_owners(reader, prefixes, vocabularies)
@@ -445,47 +444,6 @@ def convert(
         table: converted[prefix].conversion
         for prefix, table in prefixes.items()
     }
-
-
-class _Reader:
-    """Reader of the tensors of a checkpoint.
-
-    Attributes:
-      shapes: Shapes of the tensors, by name.
-    """
-
-    def __init__(self, prefix: str):
-        """Opens the checkpoint.
-
-        Raises:
-          ValueError: If there is no checkpoint.
-        """
-        try:
-            self._reader = storage.open_checkpoint(prefix)
-        except (tf.errors.OpError, ValueError) as error:
-            raise ValueError(
-                "Argument `source` must be the prefix of a checkpoint of "
-                f"TensorFlow. Received: source={prefix!r} ({error})."
-            ) from None
-        self._prefix = prefix
-        self.shapes = {
-            key: tuple(shape)
-            for key, shape in self._reader.get_variable_to_shape_map().items()
-        }
-
-    def get_tensor(self, key: str) -> Any:
-        """Returns a tensor.
-
-        Raises:
-          ValueError: If the checkpoint is truncated or corrupted.
-        """
-        try:
-            return self._reader.get_tensor(key)
-        except (tf.errors.OpError, IndexError, RuntimeError) as error:
-            raise ValueError(
-                f"Could not read tensor {key!r} from the checkpoint at "
-                f"{self._prefix!r}, which is truncated or corrupted: {error}."
-            ) from None
 
 
 def _prefixes(
@@ -518,7 +476,7 @@ def _prefixes(
 
 
 def _convert_table(
-    reader: _Reader,
+    reader: checkpoint_files.Reader,
     prefix: str,
     shapes: Mapping[str, tuple[int, ...]],
     table: str,
@@ -570,7 +528,7 @@ def _names_below(
     }
 
 
-def _read_of(reader: _Reader, prefix: str) -> Read:
+def _read_of(reader: checkpoint_files.Reader, prefix: str) -> Read:
     """Returns a reader of the variables of a table."""
     return lambda name: reader.get_tensor(prefix + name + _VALUE)
 
@@ -584,7 +542,7 @@ def _names_in(vocabularies: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _check_owners(
-    reader: _Reader,
+    reader: checkpoint_files.Reader,
     prefixes: Mapping[str, str],
     vocabularies: Mapping[str, Any],
 ) -> None:
@@ -652,7 +610,7 @@ def _slot_values(
 
 
 def _tensors(
-    reader: _Reader,
+    reader: checkpoint_files.Reader,
     shapes: Mapping[str, Any],
     converted: Mapping[str, Converted],
 ) -> Iterator[tuple[str, Any]]:

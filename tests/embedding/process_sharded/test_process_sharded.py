@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_layoutmap as tlm
 from tests import covering, processes, strategies
 from tests.embedding import stock_class
+from tests.embedding.checkpoints import stacks
 from tests.embedding.host import multi_process_program as plan
 from tests.embedding.process_sharded import faults, program, stock_program
 from tf_layoutmap.embedding.configs import config, optimizer_specs
@@ -78,10 +79,22 @@ def check_same(folder, num_processes):
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_three_processes_continue_a_checkpoint_of_one(start, tmp_path):
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_three_processes_continue_a_checkpoint_of_one(
+    is_stacked, start, tmp_path
+):
     embedding = plan.embedding()
     checkpoint = checkpoint_of(embedding)
-    checkpoint.write(str(tmp_path / "restart"))
+    path = str(tmp_path / ("unstacked" if is_stacked else "restart"))
+    checkpoint.write(path)
+    if is_stacked:
+        shapes = {
+            table.name: {table.name: tuple(rows.shape)}
+            for table, rows in embedding.embedding_tables.items()
+        }
+        tlm.convert_checkpoint(
+            path, tmp_path / "restart", stacks.layouts_of(shapes, 4)
+        )
     before = plan.tables(embedding)
     for one in start(3, str(NUM_STEPS)):
         one.check(DEADLINE_SECONDS)

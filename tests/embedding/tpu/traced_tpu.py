@@ -23,6 +23,7 @@ from tensorflow.python.tpu import (
 from tensorflow.python.tpu.ops import tpu_ops
 
 from tests import strategies  # noqa: F401
+from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding.tpu import ops, tables
 from tf_layoutmap.emulation import tpu_answers
 
@@ -34,7 +35,11 @@ UNSUPPORTED, V1, V2 = range(3)
 
 
 def strategy_of(
-    num_cores=1, num_hosts=1, num_cores_per_replica=None, embedding=V1
+    num_cores=1,
+    num_hosts=1,
+    num_cores_per_replica=None,
+    embedding=V1,
+    sparse_cores=0,
 ):
     """Returns a TPUStrategy of `num_cores` cores on `num_hosts` hosts.
 
@@ -43,6 +48,7 @@ def strategy_of(
       num_hosts: Number of hosts.
       num_cores_per_replica: Number of cores of a replica, or None.
       embedding: Kind of the embedding engine that the TPU reports.
+      sparse_cores: Number of SparseCores per chip that the TPU reports.
     """
     cores_per_host = num_cores // num_hosts
     devices = [
@@ -55,7 +61,10 @@ def strategy_of(
             num_cores, num_hosts, cores_per_host, None, devices
         ),
         cluster_spec=lambda: tf.train.ClusterSpec({}),
-        tpu_hardware_feature=types.SimpleNamespace(embedding_feature=embedding),
+        tpu_hardware_feature=types.SimpleNamespace(
+            embedding_feature=embedding,
+            num_embedding_devices_per_chip=sparse_cores,
+        ),
     )
     return tf.distribute.TPUStrategy(
         resolver, _assignment(num_cores, num_hosts, num_cores_per_replica)
@@ -81,6 +90,16 @@ def _assignment(num_cores, num_hosts, num_cores_per_replica):
     return tf.tpu.experimental.DeviceAssignment(
         topology, coordinates.reshape(-1, num_cores_per_replica, 4)
     )
+
+
+def variables_on_cpus(next_creator, **keywords):
+    """Creates each shard of a table on the logical CPU of its replica."""
+    del next_creator
+    replica = int(keywords["name"].rpartition("/")[2])
+    with tf.device(f"/job:localhost/replica:0/task:0/device:CPU:{replica}"):
+        return tf_private.ResourceVariable(
+            tf.zeros(keywords["shape"]), trainable=False, name=keywords["name"]
+        )
 
 
 @contextlib.contextmanager

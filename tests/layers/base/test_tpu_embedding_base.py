@@ -10,12 +10,9 @@ from tf_layoutmap.layers.base.tpu_embedding import TPUEmbeddingCore
 
 tpu = tf.tpu.experimental.embedding
 
-# Layers do not have these options, because a step always reads the updates of
-# the previous step, and SparseCores are not supported.
-EMBEDDING_ONLY_OPTIONS = {
-    "pipeline_execution_with_tensor_core",
-    "sparse_core_embedding_config",
-}
+# Layers do not have this option, because a step always reads the updates of the
+# previous step.
+EMBEDDING_ONLY_OPTIONS = {"pipeline_execution_with_tensor_core"}
 
 
 def options_of(made_by):

@@ -167,6 +167,7 @@ def read_feature_config(
     optimizer: Any,
     *,
     takes_slot_fn: bool = False,
+    takes_layout: bool = False,
 ) -> tuple[EmbeddingSpec, list[Any]]:
     """Reads a flattened feature config.
 
@@ -175,6 +176,7 @@ def read_feature_config(
       optimizer: Optimizer of tables whose config has no optimizer, or None.
       takes_slot_fn: Whether optimizers with a `slot_variable_creation_fn` are
         accepted.
+      takes_layout: Whether tables with a `layout` are accepted.
 
     Returns:
       A tuple of the spec and a list of the `TableConfig` objects, in the order
@@ -210,7 +212,7 @@ def read_feature_config(
             known.append(True)
         features.append(_read_feature(path, feature, known.index(True)))
     tables = [
-        _read_table(config, index, optimizer, takes_slot_fn)
+        _read_table(config, index, optimizer, takes_slot_fn, takes_layout)
         for index, config in enumerate(configs)
     ]
     _check_unique_names(tables)
@@ -269,7 +271,11 @@ def _read_feature(path: str, feature: Any, table: int) -> FeatureSpec:
 
 
 def _read_table(
-    config: Any, index: int, optimizer: Any, takes_slot_fn: bool
+    config: Any,
+    index: int,
+    optimizer: Any,
+    takes_slot_fn: bool,
+    takes_layout: bool,
 ) -> TableSpec:
     name = f"table_{index}" if config.name is None else config.name
     where = f"(table {name!r})"
@@ -278,7 +284,7 @@ def _read_table(
             "The name of a TableConfig must be a non-empty string. "
             f"Received: name={name!r}."
         )
-    if getattr(config, "layout", None) is not None:
+    if getattr(config, "layout", None) is not None and not takes_layout:
         raise ValueError(
             "`layout` of a TableConfig must be None: the host engine does not "
             "support it, because it shards a table over SparseCores. "

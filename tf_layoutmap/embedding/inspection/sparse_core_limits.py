@@ -47,12 +47,16 @@ class SparseCores:
         single replicas.
       table_stacking: Whether TensorFlow stacks tables. False corresponds to
         `disable_table_stacking=True` in a `SparseCoreEmbeddingConfig`.
+      counts_all_features: Whether the number of tables in a stack depends on
+        the samples of all features, as in `tlm.TPUEmbeddingV2`. False for
+        TensorFlow's `TPUEmbeddingV2`, which counts only the first feature.
     """
 
     num_cores: int
     cores_per_chip: int = 4
     replicas_per_batch: int | None = None
     table_stacking: bool = True
+    counts_all_features: bool = True
 
     def __post_init__(self):
         checks.check_int("num_cores", self.num_cores, lowest=1)
@@ -76,7 +80,8 @@ class SparseCores:
                 lowest=1,
                 highest=self.num_chips,
             )
-        checks.check_type("table_stacking", self.table_stacking, bool, "a bool")
+        for name in ("table_stacking", "counts_all_features"):
+            checks.check_type(name, getattr(self, name), bool, "a bool")
 
     @property
     def num_chips(self) -> int:
@@ -184,7 +189,6 @@ class StackCounter:
         self._cores = cores
         self._spec = spec
         self._num_replicas = cores.replicas_per_batch or cores.num_chips
-        # TensorFlow writes to the configs that it stacks.
         self._tables = [copy.copy(table) for table in table_configs]
         for table, table_spec in zip(self._tables, spec.tables):
             table.name = table_spec.name
@@ -249,16 +253,29 @@ class StackCounter:
     def _stack_tables(self) -> None:
         """Computes the stacks of the tables with TensorFlow's function."""
         assert self._num_samples is not None
-        offsets = tf_private.stacked_table_offsets(
+        names = [table.name for table in self._spec.tables]
+        num_samples, num_features = (
+            dict.fromkeys(names, 0),
+            dict.fromkeys(names, 0),
+        )
+        for feature, number in zip(self._spec.features, self._num_samples):
+            name = self._spec.table_of(feature).name
+            num_samples[name] += number // self._num_replicas
+            num_features[name] += 1
+            if not self._cores.counts_all_features:
+                break
+        layouts = tf_private.sparse_core_layouts(
             self._tables,
-            self._tables[self._spec.features[0].table],
-            self._num_samples[0] // self._num_replicas,
+            num_samples,
+            num_features,
             self._cores.num_chips,
             self._cores.cores_per_chip,
             self._cores.table_stacking,
         )
         for index, table in enumerate(self._tables):
-            name, _, rotation = offsets[table.name]
+            layout = layouts[table.name]
+            name = layout.stacked_table_name
+            rotation = layout.sparse_core_shard_rotation
             indices, rotations = self._stacks.setdefault(name, ([], []))
             indices.append(index)
             rotations.append(rotation)

@@ -97,13 +97,44 @@ class TruncatedFeatureConfig(_tpu.FeatureConfig):
         self.max_ids = max_ids
 
 
-def to_tensorflow_configs(feature_config: Any) -> Any:
+def sparse_core_config(feature_config: Any) -> Any:
+    """Returns the id limits of keras-rs' tables as TensorFlow's config.
+
+    Args:
+      feature_config: Nested structure of keras-rs' or TensorFlow's
+        `FeatureConfig` objects.
+    """
+    tables = {
+        feature.table.name: feature.table
+        for feature in tf.nest.flatten(feature_config)
+        if _is_of_keras_rs(feature)
+    }
+    return _tpu.SparseCoreEmbeddingConfig(
+        max_ids_per_table={
+            name: table.max_ids_per_partition for name, table in tables.items()
+        },
+        max_unique_ids_per_table={
+            name: table.max_unique_ids_per_partition
+            for name, table in tables.items()
+        },
+    )
+
+
+def _is_of_keras_rs(feature: Any) -> bool:
+    return hasattr(getattr(feature, "table", None), "embedding_dim")
+
+
+def to_tensorflow_configs(
+    feature_config: Any, num_replicas: int | None = None
+) -> Any:
     """Returns a feature config in which keras-rs' configs are converted.
 
     Args:
       feature_config: Nested structure of keras-rs' or TensorFlow's
         `FeatureConfig` objects. The objects of TensorFlow are returned
         unchanged.
+      num_replicas: Number of replicas if the tables are on SparseCores,
+        otherwise None. On SparseCores, features have an `output_shape`.
 
     Raises:
       ValueError: If a setting is not supported. The message names the setting
@@ -116,14 +147,21 @@ def to_tensorflow_configs(feature_config: Any) -> Any:
         for known, table in tables:
             if known is feature.table:
                 return table
-        tables.append((feature.table, _read_table(feature.table)))
+        tables.append(
+            (
+                feature.table,
+                _read_table(feature.table, num_replicas is not None),
+            )
+        )
         return tables[-1][1]
 
     def convert(feature):
-        if not hasattr(getattr(feature, "table", None), "embedding_dim"):
+        if not _is_of_keras_rs(feature):
             return feature
         max_ids = _max_ids(feature)
         settings = {"table": table_of(feature), "name": feature.name}
+        if num_replicas is not None:
+            settings["output_shape"] = _output_shape(feature, num_replicas)
         return (
             _tpu.FeatureConfig(**settings)
             if max_ids is None
@@ -211,6 +249,27 @@ def truncate_ids(feature: Any, ids: Any, weights: Any) -> tuple[Any, Any]:
     return ids, weights
 
 
+def ragged_samples(feature: Any, ids: Any) -> Any:
+    """Returns dense ids as ragged ids if a sample has several ids.
+
+    SparseCores use each id of a dense input as a sample.
+
+    Args:
+      feature: The `FeatureConfig`, with an `output_shape`.
+      ids: Ids of the feature.
+    """
+    if (
+        not _is_dense(ids)
+        or len(ids.shape) != feature.output_shape.rank + 1
+        or ids.shape[-1] == 1
+    ):
+        return ids
+    ids = tf.convert_to_tensor(ids)
+    return tf.RaggedTensor.from_tensor(  # pyright: ignore[reportAttributeAccessIssue] Missing in the stubs.
+        tf.reshape(ids, [-1, ids.shape[-1]])
+    )
+
+
 def _is_dense(value) -> bool:
     return not isinstance(value, (tf.SparseTensor, tf.RaggedTensor))
 
@@ -289,11 +348,25 @@ def _max_ids(feature) -> int | None:
     return input_shape[-1] if len(input_shape) > 1 else None
 
 
-def _read_table(table):
+def _output_shape(feature, num_replicas: int) -> list[int]:
+    """Returns the shape of the samples of one replica."""
+    batch_size, *sizes = tuple(feature.output_shape)[:-1]
+    if batch_size is None or batch_size % num_replicas:
+        raise ValueError(
+            "The batch size in `output_shape` must be a multiple of the number "
+            f"of replicas, {num_replicas}. Received: "
+            f"output_shape={feature.output_shape} (feature {feature.name!r})."
+        )
+    return [batch_size // num_replicas, *sizes]
+
+
+def _read_table(table, on_sparse_cores: bool):
     where = f"(table {table.name!r})"
-    # The ids-per-partition settings are ignored, because they determine the
-    # buffer sizes of a SparseCore, and the host engine has no such buffers.
-    if table.placement != "auto":
+    # The host engine has no buffers whose size the ids-per-partition settings
+    # determine.
+    if table.placement != "auto" and not (
+        on_sparse_cores and table.placement == "sparsecore"
+    ):
         raise ValueError(
             '`placement` of a TableConfig of keras-rs must be "auto": this '
             "layer keeps its tables on the host, each with its optimizer. For "

@@ -4,12 +4,14 @@ A TPU program contains the steps of a layer if the layer is called in
 `strategy.run` of a `TPUStrategy`. A token of a lookup cannot leave the program
 and return to it. A training step therefore has exactly one call: `enqueue` and
 `dequeue` in the call of the layer, and `apply_gradients` when the model's
-optimizer is applied.
+optimizer is applied. On SparseCores, `embedding_lookup` replaces `enqueue` and
+`dequeue`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +19,8 @@ import tensorflow as tf
 
 from tf_layoutmap.embedding import tpu_program
 from tf_layoutmap.embedding.table_access import LayerAccess
-from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.embedding.tpu_embedding import EmbeddingBase, TPUEmbedding
+from tf_layoutmap.embedding.v2.tpu_embedding_v2 import TPUEmbeddingV2
 
 # Function that stores the gradients of the activations, and returns their mark.
 RecordGradients = Callable[[Sequence[tf.Tensor]], tf.Tensor]
@@ -26,7 +29,7 @@ RecordGradients = Callable[[Sequence[tf.Tensor]], tf.Tensor]
 class OrderedSteps:
     """The steps of one embedding in the programs of a TPU."""
 
-    def __init__(self, embedding: TPUEmbedding, layer: str):
+    def __init__(self, embedding: EmbeddingBase, layer: str):
         """Creates the record of a layer's calls.
 
         Args:
@@ -38,8 +41,27 @@ class OrderedSteps:
         self._layer = layer
         # Maps each replica to its latest call.
         self._latest_call: dict[int, object] = {}
-        # Maps each replica to the gradients of its latest call.
-        self._gradients: dict[int, Sequence[tf.Tensor]] = {}
+        # Maps each replica to the gradients of its latest call, and to the
+        # function that applies them.
+        self._gradients: dict[
+            int, tuple[Sequence[tf.Tensor], Callable[[Any], None]]
+        ] = {}
+
+    def _begin(
+        self, inputs: Any, weights: Any, *, training: bool
+    ) -> tuple[Any, Callable[[Any], None]]:
+        """Returns the activations, and a function that applies gradients."""
+        embedding = self._embedding
+        if isinstance(embedding, TPUEmbeddingV2):
+            activations, preserved = embedding.embedding_lookup(inputs, weights)
+            return activations, functools.partial(
+                embedding.apply_gradients, preserved_outputs=preserved
+            )
+        assert isinstance(embedding, TPUEmbedding)
+        embedding.enqueue(inputs, weights, training=training, name=self._layer)
+        return embedding.dequeue(name=self._layer), functools.partial(
+            embedding.apply_gradients, name=self._layer
+        )
 
     def look_up(self, inputs: Any, weights: Any) -> Any:
         """Returns the activations of a forward-only step.
@@ -48,10 +70,7 @@ class OrderedSteps:
           RuntimeError: If the method is called outside of `strategy.run`.
         """
         self._access.require_replica("call")
-        self._embedding.enqueue(
-            inputs, weights, training=False, name=self._layer
-        )
-        return self._embedding.dequeue(name=self._layer)
+        return self._begin(inputs, weights, training=False)[0]
 
     def start(
         self, inputs: Any, weights: Any
@@ -63,8 +82,7 @@ class OrderedSteps:
           activations of each feature.
         """
         replica = self._access.require_replica("call")
-        self._embedding.enqueue(inputs, weights, name=self._layer)
-        activations = tf.nest.flatten(self._embedding.dequeue(name=self._layer))
+        activations, apply = self._begin(inputs, weights, training=True)
         this_call = self._latest_call[replica] = object()
 
         def record_gradients(gradients):
@@ -74,10 +92,10 @@ class OrderedSteps:
                     "training step on a TPU; pass the features of both calls "
                     "to one call, under separate names."
                 )
-            self._gradients[replica] = gradients
+            self._gradients[replica] = gradients, apply
             return tf.ones([])
 
-        return record_gradients, activations
+        return record_gradients, tf.nest.flatten(activations)
 
     def apply(self, factor: tf.Tensor) -> None:
         """Applies the gradients of the last call, multiplied by `factor`.
@@ -94,20 +112,20 @@ class OrderedSteps:
                 "skip a step, is not supported; use the policy "
                 f'"mixed_bfloat16" (layer {self._layer!r}).'
             )
-        gradients = self._gradients.pop(
+        recorded = self._gradients.pop(
             self._access.require_replica("apply"), None
         )
-        if gradients is None:
+        if recorded is None:
             raise RuntimeError(
                 f"Layer {self._layer!r} has no gradients to apply; call it "
                 "inside the tape, once per step."
             )
-        self._embedding.apply_gradients(
+        gradients, apply = recorded
+        apply(
             tf.nest.pack_sequence_as(
                 self._access.feature_config,
                 [gradient * factor for gradient in gradients],
-            ),
-            name=self._layer,
+            )
         )
 
 

@@ -11,6 +11,7 @@ The tables are therefore updated if and only if the optimizer's step is applied.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,12 +25,14 @@ from tf_layoutmap._core import (
     placeholders,
     tf_private,
 )
+from tf_layoutmap.embedding import backend as embedding_backend
 from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing, stock_lookup
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
 from tf_layoutmap.embedding.table_access import LayerAccess
-from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.embedding.tpu_embedding import EmbeddingBase, TPUEmbedding
+from tf_layoutmap.embedding.v2.tpu_embedding_v2 import TPUEmbeddingV2
 from tf_layoutmap.layers.base import (
     activation_shapes,
     keras_rs_configs,
@@ -194,6 +197,7 @@ class EmbeddingSteps(AccessedTables):
         over_processes: literals.OverProcesses,
         gradient_aggregation: literals.GradientAggregation,
         engine: literals.Engine,
+        sparse_core_embedding_config: Any = None,
     ):
         """Creates the embedding; `build` creates its tables.
 
@@ -215,9 +219,21 @@ class EmbeddingSteps(AccessedTables):
           gradient_aggregation: How gradients of tables sharded over processes
             are summed.
           engine: Engine that runs the steps.
+          sparse_core_embedding_config: Limits of SparseCores, or None.
         """
         self._layer = layer
-        feature_config = keras_rs_configs.to_tensorflow_configs(feature_config)
+        strategy = tf.distribute.get_strategy()
+        self.on_sparse_cores = engine != "host" and bool(
+            embedding_backend.has_sparse_cores(strategy)
+        )
+        if self.on_sparse_cores and sparse_core_embedding_config is None:
+            sparse_core_embedding_config = keras_rs_configs.sparse_core_config(
+                feature_config
+            )
+        feature_config = keras_rs_configs.to_tensorflow_configs(
+            feature_config,
+            strategy.num_replicas_in_sync if self.on_sparse_cores else None,
+        )
         optimizer = keras_rs_configs.read_optimizer(
             optimizer, f"(layer {layer!r})"
         )
@@ -225,7 +241,15 @@ class EmbeddingSteps(AccessedTables):
         self.optimizer = optimizer
         self.out_of_range: literals.OutOfRange = out_of_range
         with keras_rs_configs.optimizers_of_tables(feature_config):
-            self.embedding = TPUEmbedding(
+            make_embedding = (
+                functools.partial(
+                    TPUEmbeddingV2,
+                    sparse_core_embedding_config=sparse_core_embedding_config,
+                )
+                if self.on_sparse_cores
+                else TPUEmbedding
+            )
+            self.embedding: EmbeddingBase = make_embedding(
                 feature_config,
                 optimizer,
                 partitioner=partitioner,
@@ -265,8 +289,14 @@ class EmbeddingSteps(AccessedTables):
         return self.access.is_on_tpu
 
     def build(self):
-        """Creates the tables. On a TPU, the first step creates the tables."""
+        """Creates the tables, or lets the first step on a TPU create them.
+
+        The `output_shape` of each feature is known on SparseCores, so that the
+        tables can be created before the first step.
+        """
         patches.ensure("function_traces")
+        if self.on_sparse_cores:
+            self.embedding.build()
         if self.is_on_tpu:
             return
         self.embedding.build()
@@ -528,6 +558,8 @@ class EmbeddingSteps(AccessedTables):
         )
 
     def _truncate(self, inputs, weights):
+        if self.on_sparse_cores:
+            inputs, weights = self._unpacked(inputs, weights)
         features = dict(
             embedding_inputs.flatten_with_paths(self.feature_config)
         )
@@ -538,7 +570,7 @@ class EmbeddingSteps(AccessedTables):
             inputs, weights = self._unpacked(inputs, weights)
         elif self.is_packed(inputs):
             return inputs, weights
-        if weights is None and not has_limits:
+        if weights is None and not has_limits and not self.on_sparse_cores:
             return inputs, weights
         pairs = [
             keras_rs_configs.truncate_ids(features.get(path), ids, weight)
@@ -549,6 +581,13 @@ class EmbeddingSteps(AccessedTables):
                 ),
             )
         ]
+        if self.on_sparse_cores:
+            pairs = [
+                (keras_rs_configs.ragged_samples(feature, ids), weight)
+                for feature, (ids, weight) in zip(
+                    tf.nest.flatten(self.feature_config), pairs
+                )
+            ]
         flat, flat_weights = zip(*pairs)
         return (
             tf.nest.pack_sequence_as(inputs, flat),

@@ -28,7 +28,7 @@ from tf_layoutmap.embedding.configs.optimizer_specs import (
     SlotSpec,
     read_optimizer,
 )
-from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.embedding.tpu_embedding import EmbeddingBase
 from tf_layoutmap.layers.base import replica_steps
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import ShardedVariable
@@ -659,7 +659,7 @@ def stock_gather_with_dense_gradient(
     return gather(tf.convert_to_tensor(table))
 
 
-def watch_table(embedding: TPUEmbedding) -> None:
+def watch_table(embedding: EmbeddingBase) -> None:
     """Adds the tables to the variables that the traced function reads."""
     graph: Any = tf.compat.v1.get_default_graph()
     if tf.executing_eagerly() or not hasattr(graph, "watch_variable"):

@@ -82,6 +82,7 @@ class TPUEmbeddingCore(LayerBase):
         over_processes: literals.OverProcesses = "replicated",
         gradient_aggregation: literals.GradientAggregation = "exact",
         engine: literals.Engine = "auto",
+        sparse_core_embedding_config: Any = None,
         **kwargs: Unpack[LayerOptions],
     ):
         """Creates the layer.
@@ -107,12 +108,15 @@ class TPUEmbeddingCore(LayerBase):
           vocabularies: As for `tlm.TPUEmbedding`: settings of tables with open
             vocabularies. Each call that a tape records is a separate step of
             the vocabularies, in each replica.
-          wire_dtype: As for `tlm.TPUEmbedding`. The arguments `wire_dtype`,
-            `over_processes`, `gradient_aggregation` and `engine` are not saved
-            with the layer.
+          wire_dtype: As for `tlm.TPUEmbedding`. This argument and the following
+            arguments are not saved with the layer.
           over_processes: As for `tlm.TPUEmbedding`.
           gradient_aggregation: As for `tlm.TPUEmbedding`.
-          engine: As for `tlm.TPUEmbedding`.
+          engine: As for `tlm.TPUEmbedding`. Under `TPUStrategy` with
+            SparseCores, `"auto"` and `"tpu"` select `tlm.TPUEmbeddingV2`.
+          sparse_core_embedding_config: As for `tlm.TPUEmbeddingV2`. By default,
+            the limits are those of keras-rs' configs, or the defaults of
+            TensorFlow.
           **kwargs: Arguments of every Keras layer, such as `name`.
 
         Raises:
@@ -138,6 +142,7 @@ class TPUEmbeddingCore(LayerBase):
             over_processes=over_processes,
             gradient_aggregation=gradient_aggregation,
             engine=engine,
+            sparse_core_embedding_config=sparse_core_embedding_config,
         )
         # Checkpoints contain the embedding, because it is an attribute of the
         # layer.
@@ -216,6 +221,8 @@ class TPUEmbeddingCore(LayerBase):
     @property
     def embedding_tables(self) -> dict[Any, Any]:
         """Tables by `TableConfig`, each `[num_rows, dim]` float32."""
+        if self._steps.on_sparse_cores:
+            return self._steps.access.unsharded_tables()
         return self.embedding.embedding_tables
 
     def _tables_to_export(self) -> list[TableToExport]:

@@ -19,7 +19,7 @@ from tf_layoutmap._core import keras_private, user_warnings
 from tf_layoutmap.embedding.configs import open_tables as open_specs
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.table_variable import shards_of
-from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.embedding.tpu_embedding import EmbeddingBase
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.routing.checks import known_size, known_sizes
 from tf_layoutmap.vocabulary import (
@@ -162,7 +162,7 @@ def _read_checked(store: Any, key: str, variable: Any) -> Any:
     return value
 
 
-def save_tables(embedding: TPUEmbedding, store: Weights):
+def save_tables(embedding: EmbeddingBase, store: Weights):
     """Writes each variable as one array, independent of its shards.
 
     Rows of 16 bits are written as uint16, because HDF5 has no bfloat16. The key
@@ -180,7 +180,7 @@ def save_tables(embedding: TPUEmbedding, store: Weights):
                 store[f"{number}{_STRINGS}{name}"] = values
 
 
-def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
+def load_tables(embedding: EmbeddingBase, store: Weights, *, layer: str):
     """Reads what `save_tables` wrote; the number of shards may differ.
 
     If an open vocabulary was saved with another capacity, its keys get new
@@ -242,7 +242,7 @@ def load_tables(embedding: TPUEmbedding, store: Weights, *, layer: str):
         moved_table.warn_if_dropped(layer)
 
 
-def save_shards(embedding: TPUEmbedding, store: Weights):
+def save_shards(embedding: EmbeddingBase, store: Weights):
     """Writes the rows of this process, if tables are sharded over processes.
 
     Files must not contain these arrays, because their rows depend on the number
@@ -253,7 +253,7 @@ def save_shards(embedding: TPUEmbedding, store: Weights):
         store[key] = part.numpy()
 
 
-def load_shards(embedding: TPUEmbedding, store: Weights):
+def load_shards(embedding: EmbeddingBase, store: Weights):
     """Reads what `save_shards` wrote in this process."""
     for key, variable in variables_by_key(embedding).items():
         (part,) = shards_of(variable)
@@ -309,7 +309,7 @@ class _MovedTable:
 
 
 def _moved_tables(
-    embedding: TPUEmbedding, store: Weights, variables: dict[str, Any]
+    embedding: EmbeddingBase, store: Weights, variables: dict[str, Any]
 ) -> dict[str, _MovedTable]:
     """Returns the tables whose capacity differs from the saved capacity.
 
@@ -345,7 +345,7 @@ def _moved_tables(
 
 
 def _read_strings(
-    embedding: TPUEmbedding, store: Weights, layer: str
+    embedding: EmbeddingBase, store: Weights, layer: str
 ) -> list[tuple[kept_strings.KeptStrings, Sequence[bytes]]]:
     """Returns the saved strings of each vocabulary that keeps strings.
 
@@ -375,7 +375,7 @@ def _read_strings(
     return strings
 
 
-def variables_by_key(embedding: TPUEmbedding) -> dict[str, Any]:
+def variables_by_key(embedding: EmbeddingBase) -> dict[str, Any]:
     """Returns all variables, keyed by table number and variable name."""
     variables = {}
     for number, by_name in enumerate(LayerAccess(embedding).variables()):
