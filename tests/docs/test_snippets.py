@@ -14,6 +14,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 # runs each page in a separate process.
 EMULATION = (
     ROOT / "docs" / "guides" / "emulation.md",
+    ROOT / "docs" / "guides" / "tpu_v5p_v6e.md",
     ROOT / "docs" / "howto" / "run_on_a_cloud_tpu.md",
 )
 # The programs of this page must not import tf_layoutmap, and some of them end

@@ -87,6 +87,13 @@ PATCHES: tuple[Patch, ...] = (
         _SHARDED, "assign", tpu_answers.assign_sharded, _ONLY_IN_PROGRAM
     ),
     _emulation_entry(
+        "_core.tf_private:MirroredVariable",
+        "_dense_var_to_tensor",
+        tpu_answers.mirrored_to_tensor,
+        "In a TPU program, TensorFlow converts a variable to the dtype of the "
+        "other operand, but only in the control flow context of the program.",
+    ),
+    _emulation_entry(
         _SHARDED, "read_from_device", tpu_answers.read_shard, _PACKED
     ),
     _emulation_entry(

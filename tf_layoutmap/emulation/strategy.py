@@ -243,7 +243,12 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
                 "the program."
             )
 
+        # The state belongs to a thread, and replicas have separate threads.
+        pipelining = tf_private.embedding_pipelining_state
+        is_pipelined = pipelining.enabled
+
         def core(*args, **kwargs):
+            pipelining.enabled = is_pipelined
             context = tf.distribute.get_replica_context()
             number = int(tf.get_static_value(context.replica_id_in_sync_group))
             turn = self._turns[number]

@@ -143,6 +143,24 @@ def read_sharded(original: Callable[..., Any], variable: Any) -> Any:
     )
 
 
+def mirrored_to_tensor(
+    original: Callable[..., Any],
+    variable: Any,
+    dtype: Any = None,
+    name: str | None = None,
+    as_ref: bool = False,
+) -> Any:
+    """Converts the value to `dtype` inside `strategy.run`, as on a TPU."""
+    if (
+        graph_of_core() is None
+        or dtype is None
+        or variable.dtype == dtype
+        or not isinstance(variable.distribute_strategy, EmulatedTPUStrategy)
+    ):
+        return original(variable, dtype, name, as_ref)
+    return tf.cast(variable.read_value(), dtype)
+
+
 def sharded_to_tensor(
     original: Callable[..., Any],
     variable: Any,

@@ -9,6 +9,7 @@ import os
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.tpu import embedding_context_utils
 
 import tf_layoutmap as tlm
 
@@ -294,6 +295,11 @@ def test_pipelining_outside_of_a_loop_raises(monkeypatch):
         tf.errors.FailedPreconditionError, match="requires a loop of steps"
     ):
         tf.function(train_step)(pipelined_embedding(), ids, 0)
+    # In this context, TensorFlow does not pipeline the step.
+    embedding = pipelined_embedding()
+    with embedding_context_utils.SequentialEmbeddingContext():
+        tf.function(train_step)(embedding, ids, 0)
+    assert (table_of(embedding, "ads")[1] != 0.5).all()
     # With this flag, a TPU does not pipeline the step.
     monkeypatch.setenv(
         "TF_XLA_FLAGS", "--tf_xla_disable_full_embedding_pipelining=true"
@@ -301,6 +307,18 @@ def test_pipelining_outside_of_a_loop_raises(monkeypatch):
     embedding = pipelined_embedding()
     tf.function(train_step)(embedding, ids, 0)
     assert (table_of(embedding, "ads")[1] != 0.5).all()
+
+
+def test_a_variable_in_a_program_gets_the_dtype_of_the_other_operand():
+    with STRATEGY.scope():
+        weight = tf.Variable(10)
+
+    @tf.function
+    def half():
+        return STRATEGY.run(lambda: 0.5 * tf.ones([2]) * weight)
+
+    for found in STRATEGY.experimental_local_results(half()):
+        assert found.numpy().tolist() == [5.0, 5.0]
 
 
 def test_shards_are_read_and_assigned_by_device():
