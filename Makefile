@@ -195,10 +195,21 @@ $(TPU_COMPILE)/.packages: Makefile
 	$(TPU_COMPILE)/bin/python -m pip install -q $(TPU_COMPILE_PACKAGES)
 	touch $@
 
+# The ops of SparseCores have XLA kernels only in tensorflow-tpu, which requires
+# another version of TensorFlow and an older libtpu.
+TPU_LOWERING := build/tpu_lowering
+TPU_LOWERING_PACKAGES := "tensorflow-tpu==$(TF_TPU).*" libtpu==0.0.24
+
+$(TPU_LOWERING)/.packages: Makefile
+	$(PYTHON) -m venv $(TPU_LOWERING)
+	$(TPU_LOWERING)/bin/python -m pip install -q $(TPU_LOWERING_PACKAGES)
+	touch $@
+
 .PHONY: tpu-compile
-tpu-compile: build $(VENV)/.develop $(TPU_COMPILE)/.packages  ## Compiles models for TPUs without a TPU; writes docs/tpu_compilation.md.
+tpu-compile: build $(VENV)/.develop $(TPU_COMPILE)/.packages $(TPU_LOWERING)/.packages  ## Compiles models for TPUs without a TPU; writes docs/tpu_compilation.md.
 	$(RUN) -m tests.accelerators.tpu_compiler \
-	    --jax_python=$(CURDIR)/$(TPU_COMPILE)/bin/python
+	    --jax_python=$(CURDIR)/$(TPU_COMPILE)/bin/python \
+	    --tensorflow_tpu_python=$(CURDIR)/$(TPU_LOWERING)/bin/python
 
 .PHONY: real
 real: build $(VENV)/.develop  ## Runs third-party models and programs with and without a mesh.

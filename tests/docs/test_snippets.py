@@ -14,6 +14,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 # runs each page in a separate process.
 EMULATION = (
     ROOT / "docs" / "guides" / "emulation.md",
+    ROOT / "docs" / "guides" / "tpu_v5p_v6e.md",
     ROOT / "docs" / "howto" / "run_on_a_cloud_tpu.md",
     ROOT / "docs" / "howto" / "move_tables_between_devices.md",
 )

@@ -198,7 +198,13 @@ def test_exhaustive_cases_of_programs_pass(names, marks, setting):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "page", ["emulation", "run_on_a_cloud_tpu", "move_tables_between_devices"]
+    "page",
+    [
+        "emulation",
+        "tpu_v5p_v6e",
+        "run_on_a_cloud_tpu",
+        "move_tables_between_devices",
+    ],
 )
 @pytest.mark.covering(None)
 def test_the_snippets_of_a_page_with_a_tpu_run(page):

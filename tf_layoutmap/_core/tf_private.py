@@ -345,6 +345,13 @@ op_def_of = _private("framework.op_def_registry", "get")
 
 # Base class of the emulated TPUStrategy, whose replicas run on logical CPUs.
 MirroredExtended = _private("distribute.mirrored_strategy", "MirroredExtended")
+# Variables of an emulated TPU. In a TPU program, TensorFlow converts a variable
+# to the dtype of the other operand.
+MirroredVariable = _private("distribute.values", "MirroredVariable")
+# Whether `TPUEmbeddingV2` pipelines the steps that the current thread traces.
+embedding_pipelining_state = _private(
+    "tpu.embedding_context_utils", "embedding_pipelining_state"
+)
 # TPUStrategy uses these functions, but MirroredStrategy does not. With these
 # functions, TPUStrategy returns values that it cannot reduce, and rejects
 # ragged and sparse inputs on a TPU.

@@ -12,6 +12,13 @@ _ONLY_IN_PROGRAM = (
     "TensorFlow requires the control flow context of a TPU program to access "
     "the shard of a core."
 )
+_TPU_NAMES = (
+    "TensorFlow accepts only TPU device names, but emulated cores are CPUs."
+)
+_PACKED = (
+    "TensorFlow requires packed variables, which exist only on TPUs, to access "
+    "the shard of a device."
+)
 _PROGRAMS = "tests/emulation/test_programs.py"
 
 
@@ -80,6 +87,19 @@ PATCHES: tuple[Patch, ...] = (
         _SHARDED, "assign", tpu_answers.assign_sharded, _ONLY_IN_PROGRAM
     ),
     _emulation_entry(
+        "_core.tf_private:MirroredVariable",
+        "_dense_var_to_tensor",
+        tpu_answers.mirrored_to_tensor,
+        "In a TPU program, TensorFlow converts a variable to the dtype of the "
+        "other operand, but only in the control flow context of the program.",
+    ),
+    _emulation_entry(
+        _SHARDED, "read_from_device", tpu_answers.read_shard, _PACKED
+    ),
+    _emulation_entry(
+        _SHARDED, "assign_on_device", tpu_answers.assign_shard, _PACKED
+    ),
+    _emulation_entry(
         _STOCK,
         "_raise_error_for_inputs_not_on_cpu",
         tpu_answers.check_on_host,
@@ -89,7 +109,9 @@ PATCHES: tuple[Patch, ...] = (
         _STOCK,
         "enqueue",
         tpu_answers.enqueue,
-        "TensorFlow accepts only TPU device names, but emulated cores are "
-        "CPUs.",
+        _TPU_NAMES,
+    ),
+    _emulation_entry(
+        _STOCK_V2, "enqueue", tpu_answers.enqueue_sparse_cores, _TPU_NAMES
     ),
 )

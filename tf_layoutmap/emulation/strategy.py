@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import threading
 import types
 import weakref
@@ -112,8 +113,14 @@ def _add(step: _Step, op: tf.Operation, call: str):
 # of the function. TPUEmbedding recognizes the arguments by this attribute.
 _INPUT_MARK = "_tpu_input_identity"
 
-# Attribute of the ops that `TPUEmbeddingV2` pipelines.
+# Attribute of the ops that `TPUEmbeddingV2` pipelines. The value of ops that
+# are not pipelined ends with `_SEQUENTIAL`.
 _PIPELINING_ATTR = "_embedding_pipelining"
+_SEQUENTIAL = "_sequential"
+# With this flag of TensorFlow, ops are not pipelined.
+_NO_PIPELINING_FLAG = "--tf_xla_disable_full_embedding_pipelining=true"
+# Attribute with which the kernels identify the table of a pipelined op.
+_TABLE_ATTR = "_layout_map_table"
 
 # Types of the ops of a step that use the embedding engine or the SparseCores.
 STEP_OPS = (
@@ -236,7 +243,12 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
                 "the program."
             )
 
+        # The state belongs to a thread, and replicas have separate threads.
+        pipelining = tf_private.embedding_pipelining_state
+        is_pipelined = pipelining.enabled
+
         def core(*args, **kwargs):
+            pipelining.enabled = is_pipelined
             context = tf.distribute.get_replica_context()
             number = int(tf.get_static_value(context.replica_id_in_sync_group))
             turn = self._turns[number]
@@ -262,7 +274,7 @@ class EmulatedTPUStrategy(tf.distribute.TPUStrategy):
             ]
             uses = [op for op in new if op.type in _USES_THE_TPU]
             for op in uses:
-                _check_not_pipelined(op)
+                _prepare_pipelining(op)
             correct_step_modes(graph, number, new)
             with tf.control_dependencies(uses):
                 turn.assign_add(1, read_value=False)
@@ -292,19 +304,38 @@ def _core_of(graph):
         _running.graph = outer
 
 
-def _check_not_pipelined(op: tf.Operation) -> None:
-    """Raises an error if a TPU would run an op of SparseCores one step late."""
+def _prepare_pipelining(op: tf.Operation) -> None:
+    """Adds the name of the table to an op whose updates are one step late.
+
+    The kernels of the emulation use the name to save the tables of earlier
+    iterations of a loop.
+    """
     try:
         mode = tf.compat.as_str(op.get_attr(_PIPELINING_ATTR))
     except ValueError:
         return
-    if not mode.endswith("_sequential"):
+    if op.type not in STEP_OPS or mode.endswith(_SEQUENTIAL):
+        return
+    if _NO_PIPELINING_FLAG in os.environ.get("TF_XLA_FLAGS", ""):
+        # The TPU compiler then runs the ops one after the other.
+        _set_string(op, _PIPELINING_ATTR, mode + _SEQUENTIAL)
+        return
+    names = [argument.name for argument in op.op_def.input_arg]
+    read = op.inputs[names.index("embedding_table")].op
+    while read.type == "Identity":
+        read = read.inputs[0].op
+    if read.type != "ReadVariableOp":
         raise NotImplementedError(
-            "The emulation does not support "
-            "`pipeline_execution_with_tensor_core=True` of `TPUEmbeddingV2`: a "
-            "TPU would use tables without the update of the last step. Leave "
-            "the argument out."
+            "With `pipeline_execution_with_tensor_core=True`, the emulation "
+            "supports only tables that are variables. Received: a table that "
+            f"is the output of {read.type} ({read.name})."
         )
+    _set_string(op, _TABLE_ATTR, read.inputs[0].name)
+
+
+def _set_string(op: tf.Operation, name: str, value: str) -> None:
+    attribute = tf.compat.v1.AttrValue(s=tf.compat.as_bytes(value))
+    op._set_attr(name, attribute)
 
 
 def _mark_input(value: Any) -> Any:

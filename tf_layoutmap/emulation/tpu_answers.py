@@ -108,10 +108,30 @@ def enqueue(
     device: str | None = None,
 ) -> None:
     """Enqueues on a core. `device` is the CPU name or TPU name of the core."""
-    strategy = embedding._strategy
-    if device is not None and isinstance(strategy, EmulatedTPUStrategy):
-        device = strategy.extended.tpu_name_of(device)
+    device = _tpu_name_of(embedding._strategy, device)
     return original(embedding, features, weights, training, name, device)
+
+
+def enqueue_sparse_cores(
+    original: Callable[..., Any],
+    embedding: Any,
+    features: Any,
+    weights: Any = None,
+    device: str | None = None,
+) -> Any:
+    """Prepares ids for SparseCores on the host of a chip.
+
+    `device` is the CPU name or TPU name of the chip.
+    """
+    return original(
+        embedding, features, weights, _tpu_name_of(embedding._strategy, device)
+    )
+
+
+def _tpu_name_of(strategy: Any, device: str | None) -> str | None:
+    if device is None or not isinstance(strategy, EmulatedTPUStrategy):
+        return device
+    return strategy.extended.tpu_name_of(device)
 
 
 def read_sharded(original: Callable[..., Any], variable: Any) -> Any:
@@ -121,6 +141,24 @@ def read_sharded(original: Callable[..., Any], variable: Any) -> Any:
     return tf.raw_ops.ReadVariableOp(
         resource=variable.handle, dtype=variable.dtype
     )
+
+
+def mirrored_to_tensor(
+    original: Callable[..., Any],
+    variable: Any,
+    dtype: Any = None,
+    name: str | None = None,
+    as_ref: bool = False,
+) -> Any:
+    """Converts the value to `dtype` inside `strategy.run`, as on a TPU."""
+    if (
+        graph_of_core() is None
+        or dtype is None
+        or variable.dtype == dtype
+        or not isinstance(variable.distribute_strategy, EmulatedTPUStrategy)
+    ):
+        return original(variable, dtype, name, as_ref)
+    return tf.cast(variable.read_value(), dtype)
 
 
 def sharded_to_tensor(
@@ -150,6 +188,36 @@ def assign_sharded(
     value = tf.convert_to_tensor(value, variable.dtype)
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
     return read_sharded(original, variable)
+
+
+def read_shard(original: Callable[..., Any], variable: Any, device: str) -> Any:
+    """Returns the shard of a core. `device` is its CPU name or TPU name."""
+    shard = _shard_of(variable, device)
+    return original(variable, device) if shard is None else shard.read_value()
+
+
+def assign_shard(
+    original: Callable[..., Any], variable: Any, device: str, value: Any
+) -> None:
+    """Assigns the shard of a core. `device` is its CPU name or TPU name."""
+    shard = _shard_of(variable, device)
+    if shard is None:
+        original(variable, device, value)
+    else:
+        shard.assign(value, read_value=False)
+
+
+def _shard_of(variable: Any, device: str) -> Any:
+    strategy = variable.distribute_strategy
+    if not isinstance(strategy, EmulatedTPUStrategy):
+        return None
+    spec = tf.DeviceSpec.from_string(strategy.extended.tpu_name_of(device))
+    if spec.device_type != "TPU":
+        raise ValueError(
+            "`device` must be a core of the emulated TPU, for example "
+            f"'/device:TPU:0'. Received: device={device!r}."
+        )
+    return variable.values[spec.device_index]
 
 
 class _WithEnum:

@@ -23,11 +23,12 @@
 #include "cc/core/optimizers/optimizer.h"
 #include "cc/core/simd/row_kernels.h"
 #include "cc/core/tables/quantization.h"
+#include "cc/emulation/kernels/earlier_tables.h"
+#include "cc/emulation/kernels/sparse_core_attrs.h"
 #include "cc/emulation/kernels/tpu_system.h"
 #include "cc/emulation/pending_calls.h"
 #include "cc/emulation/sparse_core/device_step.h"
 #include "cc/kernels/kernel_util.h"
-#include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/op_requires.h"
 #include "tensorflow/core/framework/tensor.h"
@@ -38,8 +39,6 @@ namespace layoutmap {
 namespace {
 
 using tensorflow::AsyncOpKernel;
-using tensorflow::CancellationManager;
-using tensorflow::CancellationToken;
 using tensorflow::DEVICE_CPU;
 using tensorflow::OpInputList;
 using tensorflow::OpKernelConstruction;
@@ -48,12 +47,14 @@ using tensorflow::OpOutputList;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// The memory of one chip in one op. The context of the op owns the memory.
+// The memory of one chip in one op. The context of the op owns the memory, and
+// `table` owns the table of a lookup.
 struct ChipCall {
   DeviceSettings settings;
   ChipIds ids;
   // The table and the slot variables. A lookup does not write them.
   std::vector<float*> tables;
+  Tensor table;
   // Activations of a lookup, or gradients of an update.
   float* samples = nullptr;
   float learning_rate = 0;
@@ -154,20 +155,38 @@ bool IsSame(const DeviceSettings& a, const DeviceSettings& b) {
 class DeviceOp : public AsyncOpKernel {
  public:
   explicit DeviceOp(OpKernelConstruction* ctx) : AsyncOpKernel(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("table_name", &settings_.table));
-    OP_REQUIRES_OK(ctx,
-                   ctx->GetAttr("max_ids_per_sparse_core", &settings_.max_ids));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_unique_ids_per_sparse_core",
-                                     &settings_.max_unique_ids));
+    OP_REQUIRES_OK(ctx, ReadLimits(ctx, &settings_));
     settings_.cores_per_chip = -1;
     if (ctx->HasAttr("num_sparsecores_per_device")) {
       OP_REQUIRES_OK(ctx, ctx->GetAttr("num_sparsecores_per_device",
                                        &settings_.cores_per_chip));
     }
+    std::string mode;
+    if (ctx->HasAttr("_embedding_pipelining")) {
+      OP_REQUIRES_OK(ctx, ctx->GetAttr("_embedding_pipelining", &mode));
+    }
+    is_pipelined_ = mode == "forward" || mode == "backward";
+    if (!is_pipelined_) return;
+    // `EmulatedTPUStrategy` adds this attribute.
+    OP_REQUIRES(ctx, ctx->HasAttr("_layout_map_table"),
+                absl::UnimplementedError(
+                    "The emulation supports "
+                    "`pipeline_execution_with_tensor_core=True` only if the "
+                    "function of `strategy.run` itself calls `TPUEmbeddingV2`, "
+                    "and not a tf.function inside it"));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("_layout_map_table", &name_of_table_));
   }
 
   void ComputeAsync(OpKernelContext* ctx, DoneCallback done) override {
     auto call = std::make_shared<ChipCall>();
+    OP_REQUIRES_ASYNC(
+        ctx, !is_pipelined_ || IsInLoop(ctx),
+        absl::FailedPreconditionError(
+            "`pipeline_execution_with_tensor_core=True` requires a loop of "
+            "steps, for example `for _ in tf.range(n): strategy.run(...)` in a "
+            "tf.function. The TPU compiler rejects other programs, because it "
+            "moves the update of a step to the next iteration"),
+        done);
     OP_REQUIRES_OK_ASYNC(ctx, CatchAllTf([&] { return Read(ctx, call.get()); }),
                          done);
     const int64_t chip = CoreOf(ctx);
@@ -198,7 +217,32 @@ class DeviceOp : public AsyncOpKernel {
                      const DeviceIds& ids,
                      const ParallelFor& parallel_for) const = 0;
 
+  // Saves the table before an update, if lookups are pipelined.
+  void SaveTable(OpKernelContext* ctx, const Tensor& table) const {
+    if (!is_pipelined_) return;
+    EarlierTables::Get().Save(name_of_table_, CoreOf(ctx), IterationOf(ctx),
+                              table);
+  }
+
+  // Returns the table that a lookup uses.
+  Tensor TableOfLookup(OpKernelContext* ctx, const Tensor& table) const {
+    if (!is_pipelined_) return table;
+    return EarlierTables::Get().Find(name_of_table_, CoreOf(ctx),
+                                     IterationOf(ctx), table);
+  }
+
  private:
+  static Iteration IterationOf(OpKernelContext* ctx) {
+    const auto frame = ctx->frame_iter();
+    return {ctx->step_id(), frame.frame_id, frame.iter_id};
+  }
+
+  // The frame 0 is a function, and an op outside of functions has no frame.
+  static bool IsInLoop(OpKernelContext* ctx) {
+    const auto frame = ctx->frame_iter();
+    return frame.frame_id != 0 && frame.iter_id >= 0;
+  }
+
   absl::Status Read(OpKernelContext* ctx, ChipCall* call) {
     call->settings = settings_;
     call->settings.num_chips = TpuSystem::Get().num_cores();
@@ -243,7 +287,7 @@ class DeviceOp : public AsyncOpKernel {
 
   // Runs the step if the calls of all chips have arrived.
   Status Attempt(Meeting* meeting, int64_t chip, const ChipCall* call,
-                 const ParallelFor& parallel_for, bool* is_last) const {
+                 const ParallelFor& parallel_for) const {
     std::lock_guard<std::mutex> lock(meeting->mutex);
     if (meeting->is_done) return meeting->status;
     meeting->calls[chip] = call;
@@ -256,7 +300,6 @@ class DeviceOp : public AsyncOpKernel {
     meeting->status =
         CatchAll([&] { return RunAll(meeting->calls, parallel_for); });
     meeting->is_done = true;
-    *is_last = true;
     return meeting->status;
   }
 
@@ -277,54 +320,35 @@ class DeviceOp : public AsyncOpKernel {
 
   void Wait(OpKernelContext* ctx, DoneCallback done, const MeetingKey& key,
             std::shared_ptr<Meeting> meeting, int64_t chip,
-            std::shared_ptr<ChipCall> chip_call) {
-    CancellationManager* cancellation = ctx->cancellation_manager();
-    const CancellationToken token =
-        cancellation == nullptr ? CancellationManager::kInvalidToken
-                                : cancellation->get_cancellation_token();
-    const std::string name = absl::StrCat(type_string(), " of core ", chip,
-                                          " (table ", settings_.table, ")");
-    auto is_last = std::make_shared<bool>(false);
-    PendingCalls::Call call;
-    call.name = name;
-    call.patience = TpuSystem::Get().patience();
-    call.attempt = [this, meeting, chip, chip_call, is_last,
-                    parallel_for = TfParallelFor(ctx)] {
-      return Attempt(meeting.get(), chip, chip_call.get(), parallel_for,
-                     is_last.get());
-    };
-    call.schedule = *ctx->runner();
-    call.finish = [ctx, done = std::move(done), key, meeting, chip, chip_call,
-                   cancellation, token, name, is_last,
-                   patience = call.patience](PendingCalls::End end,
-                                             const Status& status) {
-      if (cancellation != nullptr) cancellation->TryDeregisterCallback(token);
-      {
-        // Waits until no other chip uses the memory of this call.
-        std::lock_guard<std::mutex> lock(meeting->mutex);
-        if (meeting->calls[chip] == chip_call.get()) {
-          meeting->calls[chip] = nullptr;
-        }
-      }
-      Meetings::Get().Leave(key, meeting, chip);
-      ctx->SetStatus(StatusOfEnd(end, status, name, patience, nullptr));
-      const bool was_last = *is_last;
-      done();
-      if (was_last) Meetings::Get().calls().Changed();
-    };
-    PendingCalls& calls = Meetings::Get().calls();
-    auto ticket = calls.Admit(std::move(call));
-    const auto cancel = [&calls, ticket] {
-      calls.Cancel(ticket, FailedPrecondition("the step was stopped"));
-    };
-    if (cancellation != nullptr &&
-        !cancellation->RegisterCallback(token, cancel)) {
-      cancel();
-    }
-    calls.Start(ticket);
+            std::shared_ptr<ChipCall> call) {
+    // The meetings are never destroyed.
+    std::shared_ptr<PendingCalls> calls(std::shared_ptr<void>(),
+                                        &Meetings::Get().calls());
+    RunWhenReady(
+        ctx, std::move(done), std::move(calls),
+        absl::StrCat(type_string(), " of core ", chip, " (table ",
+                     settings_.table, ")"),
+        [this, meeting, chip, call,
+         parallel_for = TfParallelFor(ctx)](absl::Status*) {
+          return Attempt(meeting.get(), chip, call.get(), parallel_for);
+        },
+        [key, meeting, chip, call] {
+          {
+            // Waits until no other chip uses the memory of this call.
+            std::lock_guard<std::mutex> lock(meeting->mutex);
+            if (meeting->calls[chip] == call.get()) {
+              meeting->calls[chip] = nullptr;
+            }
+          }
+          Meetings::Get().Leave(key, meeting, chip);
+        },
+        [] { return std::string(); });
   }
 
   DeviceSettings settings_;
+  // Whether a TPU runs the update of a step after the lookup of the next step.
+  bool is_pipelined_ = false;
+  std::string name_of_table_;
 };
 
 class LookUpOp : public DeviceOp {
@@ -351,7 +375,8 @@ class LookUpOp : public DeviceOp {
     call->settings.samples_per_chip = num_samples_;
     const Tensor* table;
     TF_RETURN_IF_ERROR(ctx->input("embedding_table", &table));
-    call->tables = {const_cast<float*>(View<float>(*table).data())};
+    call->table = TableOfLookup(ctx, *table);
+    call->tables = {const_cast<float*>(View<float>(call->table).data())};
     Tensor* activations = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(
         "activations", TensorShape({num_samples_, call->settings.dim}),
@@ -459,6 +484,7 @@ class UpdateOp : public DeviceOp {
       const Tensor* input;
       TF_RETURN_IF_ERROR(ctx->input(names[i], &input));
       TF_RETURN_IF_ERROR(CheckShape(names[i], *input, shape));
+      if (i == 0) SaveTable(ctx, *input);
       int index;
       int end;
       TF_RETURN_IF_ERROR(InputRange(names[i], &index, &end));

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "cc/core/base/views.h"
 #include "cc/core/ids/combiner.h"
+#include "cc/emulation/kernels/sparse_core_attrs.h"
 #include "cc/emulation/sparse_core/coo_ids.h"
 #include "cc/emulation/sparse_core/id_buffers.h"
 #include "cc/emulation/sparse_core/sorted_ids.h"
@@ -122,12 +123,9 @@ class ConvertToCooOp : public Kernel {
 class CoreFeaturesOp : public Kernel {
  public:
   explicit CoreFeaturesOp(OpKernelConstruction* ctx) : Kernel(ctx) {
-    int64_t num_replicas;
     int64_t num_cores;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_replica", &num_replicas));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_sc_per_chip", &num_cores));
+    OP_REQUIRES_OK(ctx, ReadNumCores(ctx, &num_cores, &num_shards_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("col_offset_list", &col_offsets_));
-    num_shards_ = num_replicas * num_cores;
     OP_REQUIRES_OK(ctx, ToTf(CheckNumShards(num_shards_)));
   }
 
@@ -162,11 +160,7 @@ class CoreFeaturesOp : public Kernel {
 class SortIdsOp : public CoreFeaturesOp {
  public:
   explicit SortIdsOp(OpKernelConstruction* ctx) : CoreFeaturesOp(ctx) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("table_name", &settings_.table));
-    OP_REQUIRES_OK(ctx,
-                   ctx->GetAttr("max_ids_per_sparse_core", &settings_.max_ids));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("max_unique_ids_per_sparse_core",
-                                     &settings_.max_unique_ids));
+    OP_REQUIRES_OK(ctx, ReadLimits(ctx, &settings_));
     std::vector<int64_t> sample_counts;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("sample_count_list", &sample_counts));
     settings_.samples_per_core =
@@ -215,10 +209,7 @@ class CountIdsOp : public CoreFeaturesOp {
 class FillBuffersOp : public Kernel {
  public:
   explicit FillBuffersOp(OpKernelConstruction* ctx) : Kernel(ctx) {
-    int64_t num_replicas;
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_replica", &num_replicas));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("num_sc_per_chip", &num_cores_));
-    settings_.num_shards = num_replicas * num_cores_;
+    OP_REQUIRES_OK(ctx, ReadNumCores(ctx, &num_cores_, &settings_.num_shards));
     OP_REQUIRES_OK(
         ctx, ctx->GetAttr("sample_count_per_sc", &settings_.samples_per_core));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("max_minibatches_per_sc",

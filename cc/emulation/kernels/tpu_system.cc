@@ -1,7 +1,9 @@
 #include "cc/emulation/kernels/tpu_system.h"
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -126,10 +128,13 @@ PendingCalls::Clock::duration TpuSystem::patience() const {
 
 int32_t CoreOf(OpKernelContext* ctx) { return ctx->device()->parsed_name().id; }
 
+namespace {
+
+// Returns the status of the op `name`, whose call has ended with `status`.
 absl::Status StatusOfEnd(PendingCalls::End end, const Status& status,
                          const std::string& name,
                          PendingCalls::Clock::duration patience,
-                         const EmulatedEngine* engine) {
+                         const std::function<std::string()>& report) {
   switch (end) {
     case PendingCalls::End::kAttempted:
       return ToTf(status);
@@ -141,17 +146,17 @@ absl::Status StatusOfEnd(PendingCalls::End end, const Status& status,
   }
   return absl::DeadlineExceededError(absl::StrCat(
       name, " has waited for ", std::chrono::duration<double>(patience).count(),
-      " s, where a TPU would wait forever: ", status.message(),
-      engine == nullptr
-          ? ""
-          : absl::StrCat(". The emulated TPU:\n", engine->Report())));
+      " s, where a TPU would wait forever: ", status.message(), report()));
 }
+
+}  // namespace
 
 void RunWhenReady(OpKernelContext* ctx,
                   tensorflow::AsyncOpKernel::DoneCallback done,
-                  EmulatedEnginePtr engine, const std::string& name,
+                  std::shared_ptr<PendingCalls> calls, const std::string& name,
                   std::function<Status(absl::Status* status)> attempt,
-                  std::function<void()> at_end) {
+                  std::function<void()> at_end,
+                  std::function<std::string()> report) {
   CancellationManager* cancellation = ctx->cancellation_manager();
   const CancellationToken token = cancellation == nullptr
                                       ? CancellationManager::kInvalidToken
@@ -167,28 +172,38 @@ void RunWhenReady(OpKernelContext* ctx,
   // scheduling function returns. The end of the step destroys the runner of the
   // step.
   call.schedule = *ctx->runner();
-  call.finish = [ctx, done = std::move(done), engine, name, tf_status,
+  call.finish = [ctx, done = std::move(done), calls, name, tf_status,
                  cancellation, token, patience = call.patience,
-                 at_end = std::move(at_end)](PendingCalls::End end,
-                                             const Status& status) {
+                 at_end = std::move(at_end), report = std::move(report)](
+                    PendingCalls::End end, const Status& status) {
     if (cancellation != nullptr) cancellation->TryDeregisterCallback(token);
-    ctx->SetStatus(
-        end == PendingCalls::End::kAttempted && !tf_status->ok()
-            ? *tf_status
-            : StatusOfEnd(end, status, name, patience, engine.get()));
+    ctx->SetStatus(end == PendingCalls::End::kAttempted && !tf_status->ok()
+                       ? *tf_status
+                       : StatusOfEnd(end, status, name, patience, report));
     at_end();
     done();
   };
-  auto ticket = engine->pending_calls().Admit(std::move(call));
-  const auto cancel = [engine, ticket] {
-    engine->pending_calls().Cancel(ticket,
-                                   FailedPrecondition("the step was stopped"));
+  auto ticket = calls->Admit(std::move(call));
+  const auto cancel = [calls, ticket] {
+    calls->Cancel(ticket, FailedPrecondition("the step was stopped"));
   };
   if (cancellation != nullptr &&
       !cancellation->RegisterCallback(token, cancel)) {
     cancel();
   }
-  engine->pending_calls().Start(ticket);
+  calls->Start(ticket);
+}
+
+void RunWhenReady(OpKernelContext* ctx,
+                  tensorflow::AsyncOpKernel::DoneCallback done,
+                  const EmulatedEnginePtr& engine, const std::string& name,
+                  std::function<Status(absl::Status* status)> attempt,
+                  std::function<void()> at_end) {
+  RunWhenReady(ctx, std::move(done),
+               std::shared_ptr<PendingCalls>(engine, &engine->pending_calls()),
+               name, std::move(attempt), std::move(at_end), [engine] {
+                 return absl::StrCat(". The emulated TPU:\n", engine->Report());
+               });
 }
 
 }  // namespace layoutmap

@@ -60,21 +60,24 @@ class TpuSystem {
 // the op.
 int32_t CoreOf(tensorflow::OpKernelContext* ctx);
 
-// Returns the status of the op `name`, whose call has ended with `status`. If
-// `engine` is not null, the error of an expired call describes its queues.
-absl::Status StatusOfEnd(PendingCalls::End end, const Status& status,
-                         const std::string& name,
-                         PendingCalls::Clock::duration patience,
-                         const EmulatedEngine* engine);
-
 // Repeats `attempt` until its result is not `kNotYet`, and finishes the op with
 // this result. If the result is still `kNotYet` at the deadline, the op fails
-// with an error that describes the queues. `attempt` may store a TensorFlow
-// status in `*status`.
+// with an error, to which `report` is appended. `attempt` may store a
+// TensorFlow status in `*status`. `at_end` is called before `done`. `calls` is
+// kept alive until the end of the call.
+void RunWhenReady(tensorflow::OpKernelContext* ctx,
+                  tensorflow::AsyncOpKernel::DoneCallback done,
+                  std::shared_ptr<PendingCalls> calls, const std::string& name,
+                  std::function<Status(absl::Status* status)> attempt,
+                  std::function<void()> at_end,
+                  std::function<std::string()> report);
+
+// Runs a call that waits for other calls of `engine`. The error at the deadline
+// describes the queues of the engine.
 void RunWhenReady(
     tensorflow::OpKernelContext* ctx,
-    tensorflow::AsyncOpKernel::DoneCallback done, EmulatedEnginePtr engine,
-    const std::string& name,
+    tensorflow::AsyncOpKernel::DoneCallback done,
+    const EmulatedEnginePtr& engine, const std::string& name,
     std::function<Status(absl::Status* status)> attempt,
     std::function<void()> at_end = [] {});
 

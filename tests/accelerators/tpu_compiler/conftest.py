@@ -1,3 +1,3 @@
-"""Excludes the program that requires JAX from the search for doctests."""
+"""Excludes programs of other environments from the search for doctests."""
 
-collect_ignore = ["compiling.py"]
+collect_ignore = ["compiling.py", "sparse_core_functions.py"]

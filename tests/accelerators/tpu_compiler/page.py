@@ -115,8 +115,49 @@ def failures(models: Sequence[Model], topologies: Sequence[str]) -> list[str]:
     ]
 
 
+def sparse_core_parts(by_topology: Mapping[str, Model]) -> list[str]:
+    """Returns the paragraphs about the ops of SparseCores.
+
+    Args:
+      by_topology: The compiled ops of each TPU, in the same order.
+    """
+    functions = {one: model.functions for one, model in by_topology.items()}
+    rows = [
+        [
+            f"`{of_op[0].name}`",
+            *("no" if "error" in one.facts else "yes" for one in of_op),
+            *(
+                "no" if one.error(topology) else "yes"
+                for topology, one in zip(functions, of_op, strict=True)
+            ),
+        ]
+        for of_op in zip(*functions.values(), strict=True)
+    ]
+    errors = dict.fromkeys(
+        f"{topology}: {error.splitlines()[0]}"
+        for topology, of_topology in functions.items()
+        for one in of_topology
+        if (error := one.error(topology)) is not None
+    )
+    return [
+        "### Ops of SparseCores",
+        table(
+            [
+                "op",
+                *(f"StableHLO, {one}" for one in functions),
+                *(f"compiled, {one}" for one in functions),
+            ],
+            rows,
+        ),
+        *(["Errors:", "\n".join(f"- {one}" for one in errors)] * bool(errors)),
+    ]
+
+
 def section(
-    models: Sequence[Model], topologies: Sequence[str], versions: str
+    models: Sequence[Model],
+    topologies: Sequence[str],
+    versions: str,
+    sparse_cores: Mapping[str, Model],
 ) -> str:
     """Returns the section "Results".
 
@@ -124,6 +165,8 @@ def section(
       models: The results.
       topologies: The TPUs.
       versions: The versions of the packages, for example `"jax 0.10.2"`.
+      sparse_cores: The results of the ops of SparseCores, by TPU. If the value
+        is empty, the section does not contain them.
     """
     pairs = [(m, f) for m in models for f in m.functions]
     count = sum(
@@ -216,6 +259,7 @@ def section(
         ),
         "### Planned layouts",
         table(["model", "layouts"], layouts),
+        *(sparse_core_parts(sparse_cores) if sparse_cores else []),
     ]
     return "\n\n".join(parts) + "\n"
 

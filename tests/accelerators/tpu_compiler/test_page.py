@@ -35,7 +35,7 @@ def model_of(*functions):
 
 
 def text_of(*functions):
-    return page.section([model_of(*functions)], TOPOLOGIES, "jax 1")
+    return page.section([model_of(*functions)], TOPOLOGIES, "jax 1", {})
 
 
 def test_the_tables_have_planned_and_compiled_sizes():
@@ -64,6 +64,20 @@ def test_a_function_that_xla_does_not_convert_fails_for_all_topologies():
     text = text_of(failing)
     assert "0 of 1 functions" in text
     assert text.count("no kernel") == 2
+
+
+def test_ops_of_sparse_cores_have_columns_for_each_tpu():
+    lookup = page.Function("LookUp", {"compiled": {"v6e:2x2": SIZES}})
+    update = page.Function(
+        "Update", {"compiled": {"v6e:2x2": {"error": "Internal: a\nb"}}}
+    )
+    not_lowered = page.Function("Other", {"error": "no kernel"})
+    model = page.Model("ops", {}, {}, [lookup, update, not_lowered])
+    text = page.section([], TOPOLOGIES, "jax 1", {"v6e:2x2": model})
+    assert "| `LookUp` | yes | yes |" in text
+    assert "| `Update` | yes | no |" in text
+    assert "| `Other` | no | no |" in text
+    assert "- v6e:2x2: Internal: a\n- v6e:2x2: no kernel\n" in text
 
 
 def test_only_the_section_of_results_is_replaced():

@@ -6,11 +6,13 @@ created without a TPU, so the tests call the ops.
 
 import collections
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import kernels
+
+from tests.emulation import sparse_core_reference
 
 OPS = (
     "ConvertToListOfSparseCoreCooTensors",
@@ -137,6 +139,46 @@ class Stack:
             allow_id_dropping=drop,
             **shared,
         )
+
+
+def stack_of(
+    features: Sequence[sparse_core_reference.Feature],
+    *,
+    num_cores: int,
+    cores_per_chip: int,
+    kind: str = "ragged",
+) -> Stack:
+    """Returns the stack of the features of the reference.
+
+    Args:
+      features: The features of one replica.
+      num_cores: Number of SparseCores.
+      cores_per_chip: Number of SparseCores of a chip.
+      kind: "ragged", "sparse", or "dense". Features whose samples do not have
+        one id each are then ragged.
+    """
+    return Stack(
+        {
+            str(index): Feature(
+                _tensor_of(one.samples, kind),
+                len(one.samples),
+                one.col_offset,
+                one.rotation,
+                one.combiner,
+                one.weights,
+            )
+            for index, one in enumerate(features)
+        },
+        num_cores=num_cores,
+        cores_per_chip=cores_per_chip,
+    )
+
+
+def _tensor_of(samples: Sequence[Sequence[int]], kind: str) -> Any:
+    if kind == "dense" and all(len(sample) == 1 for sample in samples):
+        return tf.constant(samples)
+    ragged = tf.ragged.constant(samples, dtype=tf.int64, ragged_rank=1)
+    return ragged.to_sparse() if kind == "sparse" else ragged
 
 
 def _splits_and_ids(value: Any) -> tuple[tf.Tensor, tf.Tensor]:

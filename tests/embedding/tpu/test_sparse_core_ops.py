@@ -59,7 +59,7 @@ def test_limits_equal_those_of_tensorflows_ops(num_cores, per_chip):
     counts = report.sparse_cores[num_cores]["stacks"]["ads_bids"]
     for index, batch in enumerate(batches):
         stacks = [
-            stack_of(batch, replica, num_cores, per_chip)
+            stack_of_replica(batch, replica, num_cores, per_chip)
             for replica in range(num_replicas)
         ]
         max_ids = counts["max_ids"][index]
@@ -82,7 +82,7 @@ def test_limits_equal_those_of_tensorflows_ops(num_cores, per_chip):
                 stack.buffers(ordered, per_sample - 1)
 
 
-def stack_of(batch, replica, num_cores, per_chip):
+def stack_of_replica(batch, replica, num_cores, per_chip):
     """Returns the samples of one replica."""
     num_samples = 8 * per_chip
     rows = slice(replica * num_samples, (replica + 1) * num_samples)
@@ -145,13 +145,6 @@ def features(draw, cores_per_chip):
     return found
 
 
-def as_tensor(samples, kind):
-    ragged = tf.ragged.constant(samples, dtype=tf.int64)
-    if all(len(sample) == 1 for sample in samples) and kind == "dense":
-        return tf.constant(samples)
-    return ragged.to_sparse() if kind == "sparse" else ragged
-
-
 def triples_of(lists):
     """Returns (row, col, gain) triples with float32 gains."""
     return list(zip(*(values.numpy().tolist() for values in lists)))
@@ -167,20 +160,8 @@ def test_results_equal_those_of_a_simple_program(data):
     num_cores = cores_per_chip * data.draw(st.sampled_from([1, 2, 4]))
     found = data.draw(features(cores_per_chip))
     kind = data.draw(st.sampled_from(["ragged", "sparse", "dense"]))
-    stack = sparse_core_batches.Stack(
-        {
-            str(index): sparse_core_batches.Feature(
-                as_tensor(feature.samples, kind),
-                len(feature.samples),
-                feature.col_offset,
-                feature.rotation,
-                feature.combiner,
-                feature.weights,
-            )
-            for index, feature in enumerate(found)
-        },
-        num_cores=num_cores,
-        cores_per_chip=cores_per_chip,
+    stack = sparse_core_batches.stack_of(
+        found, num_cores=num_cores, cores_per_chip=cores_per_chip, kind=kind
     )
     lists = sparse_core_reference.convert_all(found, num_cores, cores_per_chip)
     for core in range(cores_per_chip):

@@ -91,24 +91,6 @@ def samples_of(generator, num_samples, high=NUM_ROWS):
     ]
 
 
-def stack_of(features, cores_per_chip):
-    """Returns the stack of one chip; `features` are reference features."""
-    return sparse_core_batches.Stack(
-        {
-            str(index): sparse_core_batches.Feature(
-                tf.ragged.constant(one.samples, dtype=tf.int64, ragged_rank=1),
-                len(one.samples),
-                one.col_offset,
-                one.rotation,
-                one.combiner,
-            )
-            for index, one in enumerate(features)
-        },
-        num_cores=NUM_CHIPS * cores_per_chip,
-        cores_per_chip=cores_per_chip,
-    )
-
-
 def inputs_of(buffers):
     return dict(
         row_pointers=buffers.row_pointers,
@@ -168,7 +150,21 @@ def from_chips(tables, cores_per_chip):
     return np.stack(shards, axis=1).reshape(-1, DIM)
 
 
-def buffers_of(stacks):
+def buffers_of(features, cores_per_chip):
+    """Returns the buffers of each chip.
+
+    Args:
+      features: The reference features of each chip.
+      cores_per_chip: Number of SparseCores of a chip.
+    """
+    stacks = [
+        sparse_core_batches.stack_of(
+            of_chip,
+            num_cores=NUM_CHIPS * cores_per_chip,
+            cores_per_chip=cores_per_chip,
+        )
+        for of_chip in features
+    ]
     return [stack.buffers(stack.sort(100, 100), 64) for stack in stacks]
 
 
@@ -187,7 +183,6 @@ def test_lookups_read_stacked_and_rotated_tables(cores_per_chip):
         ]
         for _ in range(NUM_CHIPS)
     ]
-    stacks = [stack_of(features, cores_per_chip) for features in of_chip]
     blocks = [
         np.concatenate(
             [
@@ -204,7 +199,7 @@ def test_lookups_read_stacked_and_rotated_tables(cores_per_chip):
     found = on_each_chip(
         lambda table, buffers: look_up(table, buffers, 12, cores_per_chip),
         blocks,
-        buffers_of(stacks),
+        buffers_of(of_chip, cores_per_chip),
     )
     for features, activations in zip(of_chip, found):
         by_core = activations.numpy().reshape(cores_per_chip, -1, DIM)
@@ -245,10 +240,9 @@ def test_training_equals_the_host_engine(kind, cores_per_chip):
     )
     for _ in range(3):
         samples = [samples_of(generator, 8) for _ in range(NUM_CHIPS)]
-        stacks = [
-            stack_of([Feature(of_chip)], cores_per_chip) for of_chip in samples
-        ]
-        buffers = buffers_of(stacks)
+        buffers = buffers_of(
+            [[Feature(of_chip)] for of_chip in samples], cores_per_chip
+        )
         gradients = generator.normal(size=[NUM_CHIPS, 8, DIM])
         gradients = gradients.astype(np.float32)
         host.enqueue(
@@ -295,9 +289,7 @@ def test_training_equals_the_host_engine(kind, cores_per_chip):
 def one_id(row=1, cores_per_chip=2):
     """Buffers of both chips, where each sample of chip 0 has one id."""
     samples = [[[row]] * 8, [[]] * 8]
-    return buffers_of(
-        [stack_of([Feature(one)], cores_per_chip) for one in samples]
-    )
+    return buffers_of([[Feature(one)] for one in samples], cores_per_chip)
 
 
 sgd = tf.raw_ops.XlaSparseDenseMatmulGradWithSgdAndStaticBufferSize

@@ -9,6 +9,7 @@ import os
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.tpu import embedding_context_utils
 
 import tf_layoutmap as tlm
 
@@ -233,18 +234,136 @@ def test_limits_of_inspect_ids_are_sufficient():
     train_function(embedding)(per_replica(batches), per_replica(gradients))
 
 
-def test_pipelining_raises():
+def pipelined_embedding():
     with STRATEGY.scope():
-        embedding = tpu.TPUEmbeddingV2(
+        return tpu.TPUEmbeddingV2(
             config(output_shape=[NUM_SAMPLES]),
-            OPTIMIZERS["sgd"],
+            OPTIMIZERS["adagrad"],
             pipeline_execution_with_tensor_core=True,
         )
-    step = next(steps_of(np.random.default_rng(5), 1))
+
+
+def train_step(embedding, ids, step):
+    """Trains with gradients that depend on the activations."""
+
+    def core(ids):
+        activations, preserved = embedding({"ad": ids[step], "user": ids[step]})
+        embedding.apply_gradients(
+            {name: 2 * rows + 1 for name, rows in activations.items()},
+            preserved,
+        )
+
+    STRATEGY.run(core, (ids,))
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+def test_a_pipelined_loop_equals_the_host_engine(num_steps):
+    embedding = pipelined_embedding()
+
+    @tf.function
+    def train(ids):
+        for step in tf.range(num_steps):
+            train_step(embedding, ids, step)
+
+    host = tlm.TPUEmbedding(
+        config(),
+        OPTIMIZERS["adagrad"],
+        engine="host",
+        pipeline_execution_with_tensor_core=True,
+    )
+    generator = np.random.default_rng(5)
+    # The first lookup of a loop uses all updates of the loop before it.
+    for _ in range(2):
+        ids = generator.integers(0, 9, [NUM_CHIPS, num_steps, NUM_SAMPLES])
+        train(per_replica([tf.constant(one) for one in ids]))
+        for step in range(num_steps):
+            of_step = tf.constant(ids[:, step].reshape([-1]))
+            host.enqueue({"ad": of_step, "user": of_step})
+            activations = host.dequeue()
+            host.apply_gradients(
+                {name: 2 * rows + 1 for name, rows in activations.items()}
+            )
+        for table, rows in host.embedding_tables.items():
+            np.testing.assert_array_equal(
+                table_of(embedding, table.name), rows.numpy()
+            )
+
+
+def test_pipelining_outside_of_a_loop_raises(monkeypatch):
+    ids = per_replica([tf.constant([[1] * NUM_SAMPLES])] * NUM_CHIPS)
     with pytest.raises(
-        NotImplementedError, match="pipeline_execution_with_tensor_core"
+        tf.errors.FailedPreconditionError, match="requires a loop of steps"
     ):
-        train_function(embedding)(*map(per_replica, step))
+        tf.function(train_step)(pipelined_embedding(), ids, 0)
+    # In this context, TensorFlow does not pipeline the step.
+    embedding = pipelined_embedding()
+    with embedding_context_utils.SequentialEmbeddingContext():
+        tf.function(train_step)(embedding, ids, 0)
+    assert (table_of(embedding, "ads")[1] != 0.5).all()
+    # With this flag, a TPU does not pipeline the step.
+    monkeypatch.setenv(
+        "TF_XLA_FLAGS", "--tf_xla_disable_full_embedding_pipelining=true"
+    )
+    embedding = pipelined_embedding()
+    tf.function(train_step)(embedding, ids, 0)
+    assert (table_of(embedding, "ads")[1] != 0.5).all()
+
+
+def test_a_variable_in_a_program_gets_the_dtype_of_the_other_operand():
+    with STRATEGY.scope():
+        weight = tf.Variable(10)
+
+    @tf.function
+    def half():
+        return STRATEGY.run(lambda: 0.5 * tf.ones([2]) * weight)
+
+    for found in STRATEGY.experimental_local_results(half()):
+        assert found.numpy().tolist() == [5.0, 5.0]
+
+
+def test_shards_are_read_and_assigned_by_device():
+    embedding = embedding_of(OPTIMIZERS["sgd"])
+    shards = embedding.embedding_table_shards["ads_users"]
+    variable = embedding.variables["ads_users"]["parameters"]
+    assert [device for device, _ in shards] == [
+        *STRATEGY.extended.worker_devices
+    ]
+    for (_, found), shard in zip(shards, variable.values, strict=True):
+        np.testing.assert_array_equal(found, shard.numpy())
+    variable.assign_on_device("/device:TPU:1", 3 * shards[1][1])
+    np.testing.assert_array_equal(
+        variable.read_from_device(shards[1][0]), 3 * shards[1][1]
+    )
+    np.testing.assert_array_equal(
+        variable.read_from_device("/device:TPU:0"), shards[0][1]
+    )
+    with pytest.raises(ValueError, match="must be a core of the emulated TPU"):
+        variable.read_from_device("/device:CPU:7")
+
+
+@pytest.mark.parametrize("device", ["/device:TPU:1", None, "name of a CPU"])
+def test_ids_are_prepared_outside_of_a_program(device):
+    embedding = embedding_of(OPTIMIZERS["sgd"])
+    features = batch(np.random.default_rng(8))
+    if device is not None and "TPU" not in device:
+        device = STRATEGY.extended.worker_devices[1]
+
+    @tf.function
+    def look_up(features):
+        prepared = embedding.enqueue(features, device=device)
+        return (
+            STRATEGY.run(lambda one: embedding.dequeue(one)[0], (prepared,)),
+            STRATEGY.run(lambda one: embedding(one)[0], (features,)),
+        )
+
+    found, expected = look_up(features)
+    for name in features:
+        for one, other in zip(
+            STRATEGY.experimental_local_results(found[name]),
+            STRATEGY.experimental_local_results(expected[name]),
+            strict=True,
+        ):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_a_loop_of_steps_equals_single_steps():
