@@ -457,6 +457,7 @@ set_op_attr = _private("framework.ops", "Operation._set_attr")
 # The emulation uses this method to change the mode of a step in the graph, as
 # the TPU compiler does.
 replace_op_input = _private("framework.ops", "Operation._update_input")
+add_control_inputs = _private("framework.ops", "Operation._add_control_inputs")
 
 # Used to check whether `dtensor.default_mesh` is the innermost device.
 _context = _private("eager.context", "context")

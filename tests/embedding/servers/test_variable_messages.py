@@ -247,6 +247,36 @@ def test_ops_on_servers_get_one_tensor_from_each_process(variables):
     np.testing.assert_array_equal(variables["weights"], expected)
 
 
+def test_an_update_by_a_constant_waits_for_its_control_inputs(variables):
+    rate = variables["rate"]
+
+    def step():
+        check = tf.debugging.Assert(variables["other"] < 0.0, ["wrong"])
+        with tf.control_dependencies([check]):
+            rate.assign_add(1.0)
+        return [tf.constant(0)]
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="wrong"):
+        run(traced(step))
+    assert rate.numpy() == 0.5
+
+
+def test_a_use_of_an_earlier_read_waits_for_the_control_inputs(variables):
+    rate, seen = variables["rate"], tf.Variable(0.0)
+
+    def step():
+        total = tf.negative(rate)
+        check = tf.debugging.Assert(variables["other"] < 0.0, ["wrong"])
+        with tf.control_dependencies([check]):
+            # The second read is replaced by the first one.
+            seen.assign_add(rate)
+        return [total]
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="wrong"):
+        run(traced(step))
+    assert seen.numpy() == 0.0
+
+
 def test_a_read_after_a_write_is_separate(variables):
     rate, decay = variables["rate"], variables["decay"]
 

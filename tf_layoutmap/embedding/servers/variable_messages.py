@@ -77,7 +77,7 @@ def reduce_messages(graph: Any, first_op: int, known: ReadValues) -> None:
             use = _use(op.outputs[0], servers, _is_worker)
             value = known.values.get(key)
             if value is not None:
-                _replace(use, value)
+                _replace_read(use, value)
             elif use.inputs:
                 known.values[key] = use.value
             elsewhere = _use(
@@ -85,7 +85,7 @@ def reduce_messages(graph: Any, first_op: int, known: ReadValues) -> None:
                 servers,
                 functools.partial(_is_other_server, servers[key]),
             )
-            _replace(elsewhere, shared.setdefault(key, op.outputs[0]))
+            _replace_read(elsewhere, shared.setdefault(key, op.outputs[0]))
         _, written = resource_order.read_and_written_by(op)
         for resource in written:
             known.values.pop(resource, None)
@@ -193,7 +193,11 @@ def _sent_values(
         if not _is_small(use.value):
             continue
         if use.value.op.type == "Const":
-            with _outside_of_the_program(server):
+            # The constant may be the only input that waits for the batch.
+            with (
+                _outside_of_the_program(server),
+                tf.control_dependencies(use.value.op.control_inputs),
+            ):
                 _replace(use, tf.constant(tf.get_static_value(use.value)))
             continue
         source = use.value.op
@@ -269,6 +273,20 @@ def _replace(use: _Use, value: tf.Tensor) -> None:
     """Replaces a value in the ops that use it."""
     for op, index in use.inputs:
         tf_private.replace_op_input(op, index, value)
+
+
+def _replace_read(use: _Use, value: tf.Tensor) -> None:
+    """Replaces a read of a variable by an earlier read.
+
+    TensorFlow lets an op wait for control inputs only by its inputs, if these
+    wait for the same control inputs. The read may, for example, be the only
+    input of an op that waits for the batch.
+    """
+    waits = set(use.value.op.control_inputs) - set(value.op.control_inputs)
+    _replace(use, value)
+    if waits:
+        for op in {op for op, _ in use.inputs}:
+            tf_private.add_control_inputs(op, list(waits))
 
 
 @contextlib.contextmanager
