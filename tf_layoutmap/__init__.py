@@ -57,7 +57,6 @@ _HOMES = {
     "TPUEmbeddingV2": (
         "tf_layoutmap.embedding.v2.tpu_embedding_v2:TPUEmbeddingV2"
     ),
-    "convert_checkpoint": "tf_layoutmap.embedding.checkpoints.conversion:convert_checkpoint",
     "pack": "tf_layoutmap.embedding.packing:pack",
     "export": "tf_layoutmap.serving.export:export",
     "inspect_ids": "tf_layoutmap.embedding.inspection.inspect_ids:inspect_ids",
@@ -96,7 +95,6 @@ if TYPE_CHECKING:
     import tf_layoutmap.ps as ps
     import tf_layoutmap.serving as serving
     import tf_layoutmap.vocabulary as vocabulary
-    from tf_layoutmap.embedding.checkpoints.conversion import convert_checkpoint
     from tf_layoutmap.embedding.inspection.inspect_ids import inspect_ids
     from tf_layoutmap.embedding.packing import pack
     from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
@@ -121,7 +119,6 @@ __all__ = [
     "ShardedVariableSpec",
     "TPUEmbedding",
     "TPUEmbeddingV2",
-    "convert_checkpoint",
     "pack",
     "export",
     "inspect_ids",

@@ -270,7 +270,8 @@ class CheckpointHooks(TableRestore, _Trackable):
                         f"{table.dtype} rows."
                         if table.vocabulary is None
                         else "an open vocabulary. Convert the checkpoint with "
-                        "tlm.convert_checkpoint and tlm.vocabulary.convert."
+                        "tlm.planning.convert_checkpoint and "
+                        "tlm.vocabulary.convert."
                     )
                 )
         return (

@@ -208,7 +208,7 @@ def assign_shard(
 
 
 def _shard_of(variable: Any, device: str) -> Any:
-    strategy = variable.distribute_strategy
+    strategy = getattr(variable, "distribute_strategy", None)
     if not isinstance(strategy, EmulatedTPUStrategy):
         return None
     spec = tf.DeviceSpec.from_string(strategy.extended.tpu_name_of(device))

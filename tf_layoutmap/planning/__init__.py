@@ -3,7 +3,7 @@
 Start with `tlm.plan`, which returns a `Plan`. An `IdReport`, which
 `tlm.inspect_ids` returns, describes the ids of its tables, and computes a
 `SparseCoreLimits` for some `SparseCores`. `MachineCosts` contains the costs of a
-machine.
+machine. `convert_checkpoint` converts tables between the layouts of devices.
 
 `planner.py` defines `tlm.plan`. `problem.py` defines the input of the search,
 which `tables.py` creates from feature configs and `keras_models.py` creates
@@ -21,9 +21,11 @@ _HOMES = {
     "Plan": "tf_layoutmap.planning.plan:Plan",
     "SparseCoreLimits": "tf_layoutmap.embedding.inspection.sparse_core_limits:SparseCoreLimits",
     "SparseCores": "tf_layoutmap.embedding.inspection.sparse_core_limits:SparseCores",
+    "convert_checkpoint": "tf_layoutmap.embedding.checkpoints.conversion:convert_checkpoint",
 }
 
 if TYPE_CHECKING:
+    from tf_layoutmap.embedding.checkpoints.conversion import convert_checkpoint
     from tf_layoutmap.embedding.inspection.inspect_ids import IdReport
     from tf_layoutmap.embedding.inspection.sparse_core_limits import (
         SparseCoreLimits,
@@ -40,4 +42,5 @@ __all__ = [
     "Plan",
     "SparseCoreLimits",
     "SparseCores",
+    "convert_checkpoint",
 ]

@@ -88,7 +88,9 @@ def stacked(embedding, path, num_cores=2, **others):
     )
     source = source.write(str(path / f"host_{num_cores}"))
     target = str(path / f"cores_{num_cores}")
-    tlm.convert_checkpoint(source, target, stacks.layouts_of(STACKS, num_cores))
+    tlm.planning.convert_checkpoint(
+        source, target, stacks.layouts_of(STACKS, num_cores)
+    )
     return target
 
 
@@ -114,9 +116,9 @@ def test_rows_and_slots_survive_other_numbers_of_cores(optimizer, tmp_path):
     wanted = values_of(embedding)
     on_two = stacked(embedding, tmp_path, 2)
     four, two, host = (str(tmp_path / name) for name in ("4", "2", "host"))
-    tlm.convert_checkpoint(on_two, four, stacks.layouts_of(STACKS, 4))
-    tlm.convert_checkpoint(four, two, stacks.layouts_of(STACKS, 2))
-    tlm.convert_checkpoint(two, host)
+    tlm.planning.convert_checkpoint(on_two, four, stacks.layouts_of(STACKS, 4))
+    tlm.planning.convert_checkpoint(four, two, stacks.layouts_of(STACKS, 2))
+    tlm.planning.convert_checkpoint(two, host)
     for path in (on_two, four, two, host):
         found = embedding_of(optimizer)
         found.build()
@@ -160,7 +162,7 @@ def test_other_stacks_restore(tmp_path):
     source = stacked(embedding, tmp_path)
     target = str(tmp_path / "unstacked")
     alone = {name: {name: shape} for name, shape in TABLES.items()}
-    tlm.convert_checkpoint(source, target, stacks.layouts_of(alone, 4))
+    tlm.planning.convert_checkpoint(source, target, stacks.layouts_of(alone, 4))
     for built in (False, True):
         found = embedding_of(tpu.Adam(0.1))
         if built:
@@ -268,7 +270,7 @@ def test_a_damaged_file_changes_nothing(tmp_path):
         restore(found, path)
     check_same(values_of(found), before)
     with pytest.raises(ValueError, match="truncated or corrupted"):
-        tlm.convert_checkpoint(path, tmp_path / "target")
+        tlm.planning.convert_checkpoint(path, tmp_path / "target")
     assert not list(tmp_path.glob("target*"))
 
 
@@ -343,10 +345,10 @@ def fixture_two(tmp_path):
 def test_one_of_several_embeddings_is_converted(two, tmp_path):
     one, other, path = two
     with pytest.raises(ValueError, match=r"one of \['one', 'other'\].*=None"):
-        tlm.convert_checkpoint(path, tmp_path / "x", {})
+        tlm.planning.convert_checkpoint(path, tmp_path / "x", {})
     paths = [path, *(str(tmp_path / name) for name in ("first", "second"))]
     for name, source, target in zip(("other", "one"), paths, paths[1:]):
-        tlm.convert_checkpoint(
+        tlm.planning.convert_checkpoint(
             source, target, stacks.layouts_of(STACKS, 2), embedding=name
         )
     for path in paths:
@@ -366,20 +368,20 @@ def test_invalid_arguments_raise(tmp_path):
     layouts = stacks.layouts_of(STACKS, 2)
     target = tmp_path / "target"
     with pytest.raises(ValueError, match="another prefix than `source`"):
-        tlm.convert_checkpoint(path, path)
+        tlm.planning.convert_checkpoint(path, path)
     with pytest.raises(ValueError, match="must be the prefix of a checkpoint"):
-        tlm.convert_checkpoint(tmp_path / "no", target)
+        tlm.planning.convert_checkpoint(tmp_path / "no", target)
     with pytest.raises(TypeError, match="`embedding_layouts` of a"):
-        tlm.convert_checkpoint(path, target, embedding)
+        tlm.planning.convert_checkpoint(path, target, embedding)
     with pytest.raises(TypeError, match="`embedding_layouts` of a"):
-        tlm.convert_checkpoint(path, target, {"ads": (70, 6)})
+        tlm.planning.convert_checkpoint(path, target, {"ads": (70, 6)})
     with pytest.raises(ValueError, match="are not stacked"):
-        tlm.convert_checkpoint(host, target)
+        tlm.planning.convert_checkpoint(host, target)
     with pytest.raises(ValueError, match=r"one of \['model/e'\]"):
-        tlm.convert_checkpoint(path, target, layouts, embedding="e")
+        tlm.planning.convert_checkpoint(path, target, layouts, embedding="e")
     other = stacks.layouts_of({"s": {**TABLES, "ads": (71, 6)}}, 2)
     with pytest.raises(ValueError, match=r"'ads' .*\[71, 6\]"):
-        tlm.convert_checkpoint(host, target, other)
+        tlm.planning.convert_checkpoint(host, target, other)
     mixed = tlm.TPUEmbedding(
         {
             name: tpu.FeatureConfig(
@@ -394,7 +396,7 @@ def test_invalid_arguments_raise(tmp_path):
     mixed.build()
     source = tf.train.Checkpoint(e=mixed).write(str(tmp_path / "mixed"))
     with pytest.raises(ValueError, match=r"'users' .*'velocities'.* without"):
-        tlm.convert_checkpoint(source, target, layouts)
+        tlm.planning.convert_checkpoint(source, target, layouts)
     assert not list(tmp_path.glob("target*"))
 
 
@@ -406,7 +408,7 @@ def test_open_vocabularies_are_not_converted(tmp_path):
     embedding.build()
     source = tf.train.Checkpoint(e=embedding).write(str(tmp_path / "source"))
     with pytest.raises(ValueError, match="'ads' must have ids"):
-        tlm.convert_checkpoint(
+        tlm.planning.convert_checkpoint(
             source, tmp_path / "target", stacks.layouts_of(STACKS, 2)
         )
 

@@ -92,7 +92,7 @@ def test_three_processes_continue_a_checkpoint_of_one(
             table.name: {table.name: tuple(rows.shape)}
             for table, rows in embedding.embedding_tables.items()
         }
-        tlm.convert_checkpoint(
+        tlm.planning.convert_checkpoint(
             path, tmp_path / "restart", stacks.layouts_of(shapes, 4)
         )
     before = plan.tables(embedding)

@@ -285,7 +285,7 @@ def fixture_on_chips(kind, tmp_path):
     host = start_on_host(kind, tmp_path / "host")
     embedding = on_sparse_cores(kind)
     path = str(tmp_path / "converted")
-    tlm.convert_checkpoint(host, path, embedding.embedding_layouts)
+    tlm.planning.convert_checkpoint(host, path, embedding.embedding_layouts)
     restore(embedding, path)
     embedding.build()
     train_v2(embedding, 0)
@@ -341,7 +341,7 @@ def test_converted_tables_continue_on_chips(
     if built:
         embedding.build()
     target = str(tmp_path / "converted")
-    tlm.convert_checkpoint(path, target, embedding.embedding_layouts)
+    tlm.planning.convert_checkpoint(path, target, embedding.embedding_layouts)
     status = restore(embedding, target)
     embedding.build()
     status.assert_consumed()
@@ -359,7 +359,7 @@ def test_a_class_with_our_methods_restores_each_format(
     path = on_chips
     if source == "host":
         path = str(tmp_path / "host")
-        tlm.convert_checkpoint(on_chips, path)
+        tlm.planning.convert_checkpoint(on_chips, path)
     embedding = on_sparse_cores(kind, Restoring)
     if built:
         embedding.build()
@@ -375,9 +375,9 @@ def test_a_class_with_our_methods_restores_each_format(
 def test_an_optimizer_divides_by_no_padding(on_chips, kind, tmp_path):
     """The padded columns of trained rows stay finite."""
     host, target = str(tmp_path / "host"), str(tmp_path / "converted")
-    tlm.convert_checkpoint(on_chips, host)
+    tlm.planning.convert_checkpoint(on_chips, host)
     embedding = on_sparse_cores(kind)
-    tlm.convert_checkpoint(host, target, embedding.embedding_layouts)
+    tlm.planning.convert_checkpoint(host, target, embedding.embedding_layouts)
     restore(embedding, target)
     train_v2(embedding, 2)
     for by_name in embedding.variables.values():
@@ -408,7 +408,7 @@ def test_other_tables_raise_and_change_nothing(kind, on_chips, tmp_path):
                 restore(embedding, on_chips)
             check_same(values_of(embedding), before)
         with pytest.raises(ValueError, match=message):
-            tlm.convert_checkpoint(
+            tlm.planning.convert_checkpoint(
                 on_chips, tmp_path / "no", embedding.embedding_layouts
             )
         assert not list(tmp_path.glob("no*"))
@@ -421,7 +421,7 @@ def test_checkpoints_of_v1_continue_on_chips(kind, writer, reference, tmp_path):
     path = str(EXCHANGE / f"v1_{writer}_{kind}")
     embedding = on_sparse_cores(kind)
     target = str(tmp_path / "converted")
-    tlm.convert_checkpoint(path, target, embedding.embedding_layouts)
+    tlm.planning.convert_checkpoint(path, target, embedding.embedding_layouts)
     restore(embedding, target)
     check_same(values_of_v2(embedding), reference(kind)[1])
     restored = on_sparse_cores(kind, Restoring)
@@ -447,7 +447,7 @@ def test_v1_restores_stacked_tables(kind, built, reference):
 @on_v4
 def test_tensorflow_s_v1_restores_converted_tables(kind, reference, tmp_path):
     path = str(tmp_path / "converted")
-    tlm.convert_checkpoint(EXCHANGE / f"v2_{kind}", path)
+    tlm.planning.convert_checkpoint(EXCHANGE / f"v2_{kind}", path)
     embedding = on_v1(kind, tpu.TPUEmbedding, build=False)
     restore(embedding, path)
     embedding.build()

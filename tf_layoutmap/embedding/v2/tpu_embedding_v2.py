@@ -100,7 +100,9 @@ class TPUEmbeddingV2(EmbeddingBase):
         feature_config: FeatureConfigs,
         optimizer: optimizer_specs.TableOptimizer | None = None,
         pipeline_execution_with_tensor_core: bool = False,
-        sparse_core_embedding_config: Any = None,
+        sparse_core_embedding_config: (
+            tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig | None
+        ) = None,
         **options: Unpack[EmbeddingOptions],
     ):
         """Reads and checks the configuration.

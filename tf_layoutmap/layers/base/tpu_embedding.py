@@ -82,7 +82,9 @@ class TPUEmbeddingCore(LayerBase):
         over_processes: literals.OverProcesses = "replicated",
         gradient_aggregation: literals.GradientAggregation = "exact",
         engine: literals.Engine = "auto",
-        sparse_core_embedding_config: Any = None,
+        sparse_core_embedding_config: (
+            tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig | None
+        ) = None,
         **kwargs: Unpack[LayerOptions],
     ):
         """Creates the layer.
