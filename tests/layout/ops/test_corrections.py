@@ -137,8 +137,15 @@ def test_values_and_gradients_match_plain_tensorflow(name):
             refused += 1
             continue
         for mine, plain in zip(got, wanted):
+            # An element that is a difference of large terms has their rounding
+            # errors, which depend on the instruction set.
+            largest = max(1.0, np.abs(plain).max())
             np.testing.assert_allclose(
-                to_host(mine), plain, 1e-5, 1e-5, err_msg=f"{axes} {after}"
+                to_host(mine),
+                plain,
+                1e-5,
+                1e-5 * largest,
+                err_msg=f"{axes} {after}",
             )
     # Values are not compared for layouts that raise an error, so only few
     # layouts may raise an error.
