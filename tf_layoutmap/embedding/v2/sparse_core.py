@@ -86,7 +86,7 @@ else:
 
 
 class SparseCoreMethods(_Embedding):
-    """Methods of a `TPUEmbeddingV2` that precede those of TensorFlow's class.
+    """Methods of `TPUEmbeddingV2` that override methods of TensorFlow's class.
 
     `embedding_tables` and `variables` have the form of TensorFlow's class:
     their keys are the names of stacks.

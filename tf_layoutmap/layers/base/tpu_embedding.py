@@ -117,7 +117,7 @@ class TPUEmbeddingCore(LayerBase):
           engine: As for `tlm.TPUEmbedding`. Under `TPUStrategy` with
             SparseCores, `"auto"` and `"tpu"` select `tlm.TPUEmbeddingV2`.
           sparse_core_embedding_config: As for `tlm.TPUEmbeddingV2`. By default,
-            the limits are those of keras-rs' configs, or the defaults of
+            the limits of keras-rs' configs are used, or the defaults of
             TensorFlow.
           **kwargs: Arguments of every Keras layer, such as `name`.
 
