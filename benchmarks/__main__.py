@@ -23,6 +23,7 @@ from benchmarks import (
     sharded_variable,
     workloads,
 )
+from benchmarks.cluster import processor_time
 from benchmarks.cluster import report as cluster
 from benchmarks.vocabularies import peers
 from benchmarks.whole_models import (
@@ -56,6 +57,7 @@ _DISTRIBUTIONS = flags.DEFINE_multi_enum(
 
 _BENCHMARKS = {
     "cluster": cluster.report,
+    "cluster_processor_time": processor_time.report,
     "criteo_dlrm": criteo_dlrm.report,
     "dlrm": dlrm.report,
     "embedding_step": embedding_step.report,
