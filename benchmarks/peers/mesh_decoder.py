@@ -8,6 +8,7 @@ as one line of JSON. The commands and their results are:
     ["open", contestant, name of the size, [batch, model], threads]
         times of the first step
     ["step"]      times of a training step
+    ["predict"]   times of a batch of `predict`
     ["generate"]  times of the generation of 32 tokens
     ["peak"]      peak resident memory of the process in MiB
 
@@ -101,6 +102,15 @@ class Decoder:
         times = milliseconds(lambda: self.fit(STEPS * SAMPLES))
         return [milliseconds / STEPS for milliseconds in times]
 
+    def predict(self) -> list[float]:
+        """Predicts several batches and returns the times of one batch."""
+        times = milliseconds(
+            lambda: self.model.predict(
+                self._inputs, batch_size=SAMPLES, verbose=0
+            )
+        )
+        return [milliseconds / STEPS for milliseconds in times]
+
     def generate(self) -> list[float]:
         """Generates tokens and returns the times."""
         return milliseconds(
@@ -109,7 +119,12 @@ class Decoder:
 
     def peak(self) -> float:
         """Returns the peak resident memory of the process in MiB."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return peak_memory()
+
+
+def peak_memory() -> float:
+    """Returns the peak resident memory of the process in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def milliseconds(call) -> list[float]:

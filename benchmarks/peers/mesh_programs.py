@@ -12,6 +12,7 @@ as one line of JSON. The commands and their results are:
     ["generate"]  times of the generation of tokens, decoders only
     ["count"]     ops, kernels, collectives and sent bytes of each program that
                   has run, by verb; of `generate`, of one token
+    ["peak"]      peak resident memory of the process in MiB
 
 The contestant is "tlm", "tensorflow" or "jax"; programs of "tensorflow" are not
 counted. Times are two numbers in milliseconds: wall-clock time, and processor
@@ -276,6 +277,10 @@ class Program:
         return mesh_decoder.milliseconds(
             lambda: self.model.generate(prompts, stop_token_ids=None)
         )
+
+    def peak(self) -> float:
+        """Returns the peak resident memory of the process in MiB."""
+        return mesh_decoder.peak_memory()
 
     def count(self) -> dict[str, dict[str, float]]:
         """Returns the counts of the programs that have run, by verb."""

@@ -6,12 +6,13 @@ share of the bytes of sharded weights that a step gathers. The values are read
 from the programs that DTensor compiled (`explain(model).measured`). For
 `generate`, the values are from the program that generates one token.
 
-The second table compares a decoder on a mesh with the same program on
-TensorFlow without a mesh, and on JAX. `make bench-peers` creates an environment
-with JAX in `build/peers_jax`; `--jax_python` is the path of another Python
-interpreter with `jax`, `keras` and `keras-hub`. Each contestant runs in its own
-process, and the calls are interleaved. The benchmark uses no ids, so
-`--distributions` has no effect.
+The second table compares models on a mesh with the same program on TensorFlow
+without a mesh, and on JAX: a GPT-2 of two sizes (`peers/mesh_decoder.py`), a
+Llama with grouped queries and a U-Net (`peers/mesh_programs.py`). `make
+bench-peers` creates an environment with JAX in `build/peers_jax`;
+`--jax_python` is the path of another Python interpreter with `jax`, `keras` and
+`keras-hub`. Each contestant runs in its own process, and the calls are
+interleaved. The benchmark uses no ids, so `--distributions` has no effect.
 
 `--sizes`, `--meshes` and `--shares` select a part of the benchmark:
 
@@ -33,8 +34,14 @@ _JAX_OF_MAKE = (
     pathlib.Path(__file__).parents[2] / "build" / "peers_jax" / "bin" / "python"
 )
 _MESHES = ("1x2", "2x1", "2x2")
-_SIZES = ("20M", "70M")
-_VERBS = ("step", "generate")
+# Program that runs each model.
+_PROGRAMS = {
+    "20M": "benchmarks.peers.mesh_decoder",
+    "70M": "benchmarks.peers.mesh_decoder",
+    "grouped": "benchmarks.peers.mesh_programs",
+    "unet": "benchmarks.peers.mesh_programs",
+}
+_VERBS = ("step", "predict", "generate")
 
 JAX = flags.DEFINE_string(
     "jax_python",
@@ -42,7 +49,7 @@ JAX = flags.DEFINE_string(
     "Python interpreter with jax, keras and keras-hub; empty without JAX.",
 )
 _SELECTED_SIZES = flags.DEFINE_multi_enum(
-    "sizes", _SIZES, _SIZES, "Sizes of the decoder of `mesh_models`."
+    "sizes", list(_PROGRAMS), list(_PROGRAMS), "Models of `mesh_models`."
 )
 _SELECTED_MESHES = flags.DEFINE_multi_enum(
     "meshes", _MESHES, _MESHES, "Meshes of `mesh_models`."
@@ -187,20 +194,20 @@ def _shares() -> tuple[rich.table.Table, dict]:
 
 
 def _compare(size: str, mesh: str, rounds: int) -> tuple[list[list[str]], dict]:
-    """Measures the contestants with one decoder on one mesh."""
+    """Measures the contestants with one model on one mesh."""
     pythons = {"tlm": sys.executable, "tensorflow": sys.executable}
     if JAX.value:
         pythons["jax"] = JAX.value
     peers = {
-        name: Peer(python, "benchmarks.peers.mesh_decoder")
-        for name, python in pythons.items()
+        name: Peer(python, _PROGRAMS[size]) for name, python in pythons.items()
     }
     axes = [int(size) for size in mesh.split("x")]
     results = {
         name: {"first step": peer.ask("open", name, size, axes, _THREADS.value)}
         for name, peer in peers.items()
     }
-    for verb in _VERBS:
+    verbs = [verb for verb in _VERBS if verb != "generate" or size != "unet"]
+    for verb in verbs:
         for peer in peers.values():
             # The first two calls can compile programs.
             peer.ask(verb), peer.ask(verb)
@@ -220,6 +227,8 @@ def _compare(size: str, mesh: str, rounds: int) -> tuple[list[list[str]], dict]:
                 name,
                 *(
                     "{:,.0f} ({:,.0f})".format(*results[name][verb])
+                    if verb in results[name]
+                    else "-"
                     for verb in ("first step", *_VERBS)
                 ),
                 f"{results[name]['peak']:,.0f} MiB",
@@ -230,13 +239,16 @@ def _compare(size: str, mesh: str, rounds: int) -> tuple[list[list[str]], dict]:
 
 def _comparison(rounds: int) -> tuple[rich.table.Table, dict]:
     table = rich.table.Table(
-        title="Decoders: medians of interleaved calls in ms (processor time of "
+        title="Models: medians of interleaved calls in ms (processor time of "
         "all threads)",
         title_justify="left",
     )
-    for column in ("decoder", "contestant"):
+    for column in ("model", "contestant"):
         table.add_column(column)
-    for column in ("first step", "step", "generate 32 tokens", "peak memory"):
+    for column in (
+        *("first step", "step", "predict"),
+        *("generate 32 tokens", "peak memory"),
+    ):
         table.add_column(column, justify="right")
     measured = {}
     for size in dict.fromkeys(_SELECTED_SIZES.value):
