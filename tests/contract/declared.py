@@ -46,7 +46,8 @@ def row(feature: str, **cells: State) -> tuple[str, dict[str, State]]:
     return feature, cells
 
 
-ALL = tuple(RUNTIMES)
+# Only some sections have the column of SparseCores.
+ALL = tuple(one for one in RUNTIMES if one != "sparse_cores")
 
 # Reasons that occur in several rows.
 
@@ -69,6 +70,9 @@ NO_KEYS_ON_TPU = Impossible(
     "`vocabularies` must be None if the tables are on a TPU",
     "The rows of a table on a TPU have fixed ids, because the TPU itself looks "
     'them up. Use `engine="host"`.',
+)
+NO_KEYS_ON_SPARSE_CORES = Impossible(
+    "`vocabularies` must be None on SparseCores", NO_KEYS_ON_TPU.reason
 )
 TF_KERAS_TABLES_ON_MESH = Impossible(
     "is not supported on a mesh, because DTensor cannot run the steps",
@@ -119,14 +123,27 @@ NO_SHARDS_IN_LEGACY_FILES = Impossible(
     "no process has all rows in a variable. Use `.weights.h5`.",
 )
 STEPS_OF_REPLICAS = Works(
-    "In a layer, the call of each replica is a separate step of the "
-    "vocabulary. The numbers of steps therefore differ from the host.",
+    "The call of each replica is a separate step of the vocabulary. The "
+    "numbers of steps therefore differ from the host.",
     "vocabulary_(numbers|last_steps)",
 )
 ONE_CALL_ON_TPU = Impossible(
     "must be called once in a training step on a TPU",
     "The gradients of a TPU program belong to lookups by their order. Pass the "
     "features of both calls in one call.",
+)
+ONE_LOOKUP_ON_TPU = Impossible(
+    "must call `embedding_lookup` only once",
+    "A program of a TPU without SparseCores finds the lookup of gradients by "
+    "its order. Look up all features in one call.",
+)
+NO_PIPELINING_ON_SERVERS = Impossible(
+    "must be False under ParameterServerStrategy",
+    "Use `prefetch_steps=1` of `tlm.ps.Run`.",
+)
+FLOAT32_ON_TPU = Impossible(
+    "`table_dtypes` must be float32 under TPUStrategy",
+    "TensorFlow's TPU embedding stores float32 rows.",
 )
 
 SUMS_OF_TIED_WEIGHTS: dict[str, State] = {
@@ -187,23 +204,84 @@ SECTIONS["loop"] = Section(
             row("asynchronous checkpoint, open vocabulary", tpu=NO_KEYS_ON_TPU),
             row(
                 "pipelining",
-                servers=Impossible(
-                    "must be False under ParameterServerStrategy",
-                    "Use `prefetch_steps=1` of `tlm.ps.Run`.",
-                ),
+                servers=NO_PIPELINING_ON_SERVERS,
             ),
             row(
                 "16-bit rows",
-                tpu=Impossible(
-                    "`table_dtypes` must be float32 under TPUStrategy",
-                    "TensorFlow's TPU embedding stores float32 rows.",
-                ),
+                tpu=FLOAT32_ON_TPU,
             ),
             row(
                 "gradients that each process sums first",
                 **dict.fromkeys(
                     [one for one in ALL if one not in ("mesh", "sharded")],
                     ONE_ORDER,
+                ),
+            ),
+            row("learning rate that is a function"),
+            row("reading a table"),
+            row(
+                "several local replicas",
+                host=REFERENCE,
+                replicated=LOCAL_REPLICAS_NEED_GPUS,
+                sharded=LOCAL_REPLICAS_NEED_GPUS,
+                servers=ONE_REPLICA_PER_WORKER,
+            ),
+        ]
+    ),
+)
+
+SECTIONS["v2"] = Section(
+    "`tlm.TPUEmbeddingV2` in a custom loop",
+    "The programs are in `tests/contract/v2_steps.py`.",
+    (*(one for one in ALL if one != "mesh"), "sparse_cores"),
+    dict(
+        [
+            row("closed table"),
+            row("`enqueue` and `dequeue`"),
+            row("steps that only look up"),
+            row(
+                "several lookups in a step, one of them without gradients",
+                tpu=ONE_LOOKUP_ON_TPU,
+                tpu_host=ONE_LOOKUP_ON_TPU,
+            ),
+            row(
+                "several updates in a step",
+                tpu=ONE_LOOKUP_ON_TPU,
+                tpu_host=ONE_LOOKUP_ON_TPU,
+            ),
+            row(
+                "open vocabulary",
+                mirrored=STEPS_OF_REPLICAS,
+                replicated=STEPS_OF_REPLICAS,
+                sharded=STEPS_OF_REPLICAS,
+                tpu=NO_KEYS_ON_TPU,
+                sparse_cores=NO_KEYS_ON_SPARSE_CORES,
+            ),
+            row("checkpoint"),
+            row("checkpoint of a `tlm.TPUEmbedding`"),
+            row("asynchronous checkpoint"),
+            row(
+                "deltas",
+                sparse_cores=Impossible(
+                    "does not support tables on SparseCores",
+                    'Use `engine="host"`.',
+                ),
+            ),
+            row("`tlm.export`"),
+            row("pipelining", servers=NO_PIPELINING_ON_SERVERS),
+            row(
+                "16-bit rows",
+                tpu=FLOAT32_ON_TPU,
+                sparse_cores=Impossible(
+                    "`table_dtypes` must be None on SparseCores",
+                    FLOAT32_ON_TPU.reason,
+                ),
+            ),
+            row(
+                "clipping of gradients",
+                sparse_cores=Impossible(
+                    "`clip_gradient_min` of SGD must be None on SparseCores",
+                    "The operations of SparseCores do not clip.",
                 ),
             ),
             row("learning rate that is a function"),
@@ -290,7 +368,7 @@ SECTIONS["sharded"] = Section(
 SECTIONS["tpu"] = Section(
     "`tlm.layers.TPUEmbedding` in `fit` of Keras 3",
     "The programs are in `tests/contract/tpu_layer.py`.",
-    ALL,
+    (*ALL, "sparse_cores"),
     dict(
         [
             row("`fit`, closed table"),
@@ -300,11 +378,20 @@ SECTIONS["tpu"] = Section(
                 replicated=STEPS_OF_REPLICAS,
                 sharded=STEPS_OF_REPLICAS,
                 tpu=NO_KEYS_ON_TPU,
+                sparse_cores=NO_KEYS_ON_SPARSE_CORES,
             ),
             row(
                 "`tlm.export`",
             ),
-            row("`.keras` file"),
+            row(
+                "`.keras` file",
+                sparse_cores=Impossible(
+                    "must have 4 samples, which",
+                    "The file contains the number of samples of a replica, "
+                    "which SparseCores require as `output_shape`. The model "
+                    "can only be loaded where replicas have the same number.",
+                ),
+            ),
             row("`.weights.h5` file"),
             row("checkpoint"),
             row(
@@ -316,11 +403,16 @@ SECTIONS["tpu"] = Section(
                 mesh=NO_ACCUMULATION,
                 tpu=NO_ACCUMULATION,
                 tpu_host=NO_ACCUMULATION,
+                sparse_cores=NO_ACCUMULATION,
             ),
             row(
                 "several calls of the layer in a step",
                 tpu=ONE_CALL_ON_TPU,
                 tpu_host=ONE_CALL_ON_TPU,
+                sparse_cores=Impossible(
+                    ONE_CALL_ON_TPU.error,
+                    "Pass the features of both calls in one call.",
+                ),
             ),
             row(
                 "`EarlyStopping(restore_best_weights=True)`",

@@ -1,9 +1,16 @@
 """All programs of the contract, by section and feature."""
 
-from tests.contract import sharded_layer, steps, tf_keras_layers, tpu_layer
+from tests.contract import (
+    sharded_layer,
+    steps,
+    tf_keras_layers,
+    tpu_layer,
+    v2_steps,
+)
 
 SECTIONS = {
     "loop": steps.PROGRAMS,
+    "v2": v2_steps.PROGRAMS,
     "sharded": sharded_layer.PROGRAMS,
     "tpu": tpu_layer.PROGRAMS,
     "tf_keras tpu": tpu_layer.TF_KERAS_PROGRAMS,

@@ -24,6 +24,8 @@ Array = np.ndarray[Any, Any]
 Part = tuple[dict[str, Any], dict[str, Any]]
 # Ids and gradients of a global batch, each by feature.
 Batch = tuple[dict[str, Array], dict[str, Array]]
+# Step of one replica with its ids and gradients.
+Replica = Callable[[Any, Any], Any]
 
 BATCH = 8  # Samples of a global batch; divisible by all numbers of replicas.
 NUM_REPLICAS = 2
@@ -93,15 +95,21 @@ class Runtime:
         path = self.write(embedding, name)
         return tensors_in(path) if self.is_first else {}
 
-    def train(self, embedding: Any, batches: Sequence[Batch]) -> None:
-        """Runs one training step of a `tlm.TPUEmbedding` per global batch."""
+    def train(
+        self,
+        embedding: Any,
+        batches: Sequence[Batch],
+        replica: Replica | None = None,
+    ) -> None:
+        """Runs one training step of an embedding per global batch.
 
-        def replica(ids: Any, gradients: Any) -> Any:
-            embedding.enqueue(ids)
-            activations = embedding.dequeue()
-            embedding.apply_gradients(gradients)
-            return activations
-
+        Args:
+          embedding: The embedding.
+          batches: Ids and gradients of the steps.
+          replica: Function of the ids and gradients of one replica. Default:
+            one lookup and one update.
+        """
+        replica = replica or step_of(embedding)
         step = tf.function(
             lambda ids, gradients: self.strategy.run(replica, (ids, gradients))
         )
@@ -139,8 +147,13 @@ class Runtime:
         del seed
         return None
 
-    def _parts(self, values: dict[str, Array]) -> Any:
-        """Returns the part of each replica as distributed values."""
+    def _parts(self, values: dict[str, Array], axis: int = 0) -> Any:
+        """Returns the part of each replica as distributed values.
+
+        Args:
+          values: Values by feature.
+          axis: Dimension of the samples.
+        """
         num_replicas = self.strategy.num_replicas_in_sync
         if num_replicas == 1:
             return {name: tf.constant(one) for name, one in values.items()}
@@ -149,7 +162,8 @@ class Runtime:
         def part_of(value: Array) -> Callable[[Any], tf.Tensor]:
             def part(context: Any) -> tf.Tensor:
                 first = context.replica_id_in_sync_group * size
-                return tf.constant(value[first : first + size])
+                samples = range(first, first + size)
+                return tf.constant(np.take(value, samples, axis))
 
             return part
 
@@ -159,6 +173,21 @@ class Runtime:
     def fit(self, model: Any, x: Any, y: Any, **options: Any) -> Any:
         """Calls `fit` of a compiled Keras model with global batches."""
         return model.fit(dataset(x, y), verbose=0, **options)
+
+
+def step_of(embedding: Any) -> Replica:
+    """Returns a step with one lookup and one update of all tables."""
+
+    def step(ids: Any, gradients: Any) -> None:
+        embedding.enqueue(ids)
+        embedding.dequeue()
+        embedding.apply_gradients(gradients)
+
+    def step_of_v2(ids: Any, gradients: Any) -> None:
+        _, preserved = embedding(ids)
+        embedding.apply_gradients(gradients, preserved)
+
+    return step_of_v2 if isinstance(embedding, tlm.TPUEmbeddingV2) else step
 
 
 def joined(parts: list[Part]) -> Part:
@@ -411,13 +440,13 @@ class Servers(Runtime):
         # `tlm.ps.connect` does.
         tlm.ps.Datasets(lambda: tf.data.Dataset.range(1))
 
-    def train(self, embedding: Any, batches: Sequence[Batch]) -> None:
-        @tf.function
-        def step(ids: Any, gradients: Any) -> None:
-            embedding.enqueue(ids)
-            embedding.dequeue()
-            embedding.apply_gradients(gradients)
-
+    def train(
+        self,
+        embedding: Any,
+        batches: Sequence[Batch],
+        replica: Replica | None = None,
+    ) -> None:
+        step = tf.function(replica or step_of(embedding))
         for batch in batches:
             ids, gradients = tf.nest.map_structure(tf.constant, batch)
             self._coordinator.schedule(step, args=(ids, gradients))
@@ -473,6 +502,54 @@ class TPUWithHostTables(TPU):
         self.options = {"engine": "host"}
 
 
+class SparseCores(TPU):
+    """Two chips of an emulated TPU v5p, whose tables are on SparseCores."""
+
+    name = "sparse_cores"
+
+    def train(
+        self,
+        embedding: Any,
+        batches: Sequence[Batch],
+        replica: Replica | None = None,
+    ) -> None:
+        """Runs the steps in a loop, because TensorFlow pipelines only loops."""
+        step = replica or step_of(embedding)
+        stacked = tf.nest.map_structure(
+            lambda *parts: np.stack(parts), *batches
+        )
+
+        def step_of_loop(number: Any, ids: Any, gradients: Any) -> None:
+            step(
+                *(
+                    {k: v[number] for k, v in part.items()}
+                    for part in (ids, gradients)
+                )
+            )
+
+        @tf.function
+        def loop(ids: Any, gradients: Any) -> None:
+            for number in tf.range(len(batches)):
+                self.strategy.run(step_of_loop, (number, ids, gradients))
+
+        loop(*(self._parts(part, axis=1) for part in stacked))
+
+    def values(self, embedding: Any, name: str = "values") -> dict[str, Array]:
+        """Returns tables and slot variables under their names on the host.
+
+        A checkpoint contains stacks of tables.
+        """
+        del name
+        found = {
+            name: rows.numpy()
+            for name, rows in embedding.get_embedding_tables().items()
+        }
+        for table, variables in embedding.slot_variables.items():
+            for name, variable in variables.items():
+                found[f"{table.name}/{name}"] = variable.numpy()
+        return found
+
+
 def create(group: str) -> tuple[list[Runtime], Any]:
     """Creates the runtimes of a group in this process.
 
@@ -492,5 +569,10 @@ def create(group: str) -> tuple[list[Runtime], Any]:
 
         servers, strategy = cluster.start(2)
         return [Servers(strategy)], servers
+    if group == "sparse_cores":
+        strategy = tlm.emulation.enable(
+            num_cores=NUM_REPLICAS, deadline=20.0, tpu="v5p"
+        )
+        return [SparseCores(strategy)], None
     strategy = tlm.emulation.enable(num_cores=NUM_REPLICAS, deadline=20.0)
     return [TPU(strategy), TPUWithHostTables(strategy)], None

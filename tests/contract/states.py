@@ -12,6 +12,7 @@ RUNTIMES = {
     "mesh": "mesh",
     "tpu": "emulated TPU",
     "tpu_host": "emulated TPU, tables on the host",
+    "sparse_cores": "emulated TPU with SparseCores",
 }
 
 

@@ -4,6 +4,7 @@ Each program runs one feature on any runtime and returns numbers by name.
 """
 
 import datetime
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -232,15 +233,19 @@ def deltas_open(runtime: Runtime) -> dict[str, Array]:
 
 
 def rows_with_deltas(
-    runtime: Runtime, one: tlm.TPUEmbedding, keys: int | None
+    runtime: Runtime,
+    one: Any,
+    keys: int | None,
+    batches: Callable[..., list[Batch]] | None = None,
 ) -> dict[str, Array]:
     """Returns a checkpoint that consists of a base and two deltas."""
-    runtime.train(one, batches_of(2, keys=keys))
+    batches = batches or functools.partial(batches_of, keys=keys)
+    runtime.train(one, batches(2))
     base = shared_path(runtime, runtime.write(one, "base"))
     folder = shared_path(runtime, "deltas")
     writer = tlm.deltas.DeltaWriter(one, folder, base=base)
     for seed in (1, 2):
-        runtime.train(one, batches_of(1, seed=seed, keys=keys))
+        runtime.train(one, batches(1, seed=seed))
         writer.write()
     if not runtime.is_first:
         return {}
@@ -265,10 +270,14 @@ def export_open(runtime: Runtime) -> dict[str, Array]:
 
 
 def exported_rows(
-    runtime: Runtime, one: tlm.TPUEmbedding, keys: int | None
+    runtime: Runtime,
+    one: Any,
+    keys: int | None,
+    batches: Callable[..., list[Batch]] | None = None,
 ) -> dict[str, Array]:
     """Returns lookups of an export, also of keys without rows."""
-    runtime.train(one, batches_of(2, keys=keys))
+    batches = batches or functools.partial(batches_of, keys=keys)
+    runtime.train(one, batches(2))
     path = runtime.path("exported")
     tlm.export(
         one,

@@ -23,19 +23,26 @@ FEW = {
         "asynchronous checkpoint, open vocabulary",
         "gradients that each process sums first",
     ),
+    "v2": (
+        "closed table",
+        "several updates in a step",
+        "asynchronous checkpoint",
+        "`tlm.export`",
+    ),
     "sharded": ("`fit`, open vocabulary",),
     "tpu": ("`fit`, open vocabulary",),
     "tf_keras tpu": ("`fit`, closed table",),
 }
 # Seeds of the random programs that `make test` runs, by family.
 SEEDS = {"steps": (1,), "replicas": (2,)}
-# Sections that only exhaustive cases try on these runtimes: random programs and
-# models of tf_keras. They take long in several processes. With tables on the
-# host, an emulated TPU runs the same steps as a MirroredStrategy.
+# Sections that only exhaustive cases try on these runtimes: random programs,
+# models of tf_keras and `TPUEmbeddingV2`. They take long in several processes.
+# With tables on the host, an emulated TPU runs the same steps as a
+# MirroredStrategy.
 NOT_IN_FEW = {
     (runtime, section)
     for runtime in ("replicated", "sharded", "tpu_host")
-    for section in ("random steps", "random replicas", "tf_keras tpu")
+    for section in ("random steps", "random replicas", "tf_keras tpu", "v2")
 }
 # Seeds of the exhaustive cases.
 MORE_SEEDS = {"steps": range(20), "replicas": range(20)}

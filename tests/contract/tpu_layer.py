@@ -15,7 +15,7 @@ import tf_keras
 
 import tf_layoutmap as tlm
 from tests.contract import steps
-from tests.contract.runtimes import BATCH, Array, Runtime
+from tests.contract.runtimes import BATCH, NUM_REPLICAS, Array, Runtime
 
 tpu = tf.tpu.experimental.embedding
 # Maps each feature to a program, with Keras 3 and with tf_keras.
@@ -104,14 +104,20 @@ def model_of(
         options["vocabularies"] = {
             "items": tlm.vocabulary.OpenVocabulary(steps.CAPACITY)
         }
+    # SparseCores require the number of samples of each replica.
+    shape: dict[str, Any] = (
+        {"output_shape": [BATCH // NUM_REPLICAS]}
+        if runtime.name == "sparse_cores"
+        else {}
+    )
     with runtime.scope():
         inputs = {
             name: version.Input([1], dtype="int64", name=name) for name in DIMS
         }
         layer = layers.TPUEmbedding(
             {
-                "item": tpu.FeatureConfig(items, name="item"),
-                "user": tpu.FeatureConfig(users, name="user"),
+                "item": tpu.FeatureConfig(items, name="item", **shape),
+                "user": tpu.FeatureConfig(users, name="user", **shape),
             },
             tpu.Adagrad(0.5, initial_accumulator_value=0.25),
             name="tables",

@@ -28,6 +28,7 @@ GROUPS = {
     "workers": ("replicated", "sharded"),
     "servers": ("servers",),
     "tpu": ("tpu", "tpu_host"),
+    "sparse_cores": ("sparse_cores",),
 }
 NUM_WORKERS = 2
 # Time limit of one cell, in seconds. The limit is long, because other programs

@@ -31,6 +31,7 @@ def embeddings_of(embedding: Any) -> tuple[list[Any], list[Any]]:
       TypeError: If `embedding` contains another object.
       ValueError: If an embedding occurs twice, or `embedding` is an empty list.
       RuntimeError: If an embedding is not built.
+      NotImplementedError: If the tables of an embedding are on SparseCores.
     """
     objects = embedding if isinstance(embedding, list | tuple) else [embedding]
     embeddings: list[Any] = []
@@ -62,6 +63,8 @@ def embeddings_of(embedding: Any) -> tuple[list[Any], list[Any]]:
             )
         for inner in inner_embeddings:
             inner._state.check_built("DeltaWriter")
+            # A backend that does not support deltas raises an error.
+            _ = inner._state.backend.store
             if all(inner is not other for other in embeddings):
                 embeddings.append(inner)
     if not embeddings:

@@ -147,6 +147,7 @@ class DeltaWriter:
             that this writer does not write, or a truncated or modified delta.
           RuntimeError: If the embedding is not built, or if the constructor has
             failed in another process.
+          NotImplementedError: If the tables are on SparseCores.
         """
         self._directory = storage.local_path(os.fspath(directory))
         self._base = checkpoint_files.prefix_of(base)

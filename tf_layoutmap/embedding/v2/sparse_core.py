@@ -13,6 +13,7 @@ does the following:
 - Stacks are computed from the samples of all features. TensorFlow's class
   counts only the first feature.
 - A gradient can be None, also if the table is padded.
+- An asynchronous checkpoint contains the tables.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tf_layoutmap._core import tf_private
+from tf_layoutmap._core import placeholders, tf_private
 from tf_layoutmap._core.strategies import HOST
 from tf_layoutmap.embedding import (
     inputs,
@@ -43,9 +44,13 @@ from tf_layoutmap.embedding.checkpoints import layouts
 from tf_layoutmap.embedding.checkpoints.restoring import SparseCoreRestore
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.state import EmbeddingState
+from tf_layoutmap.embedding.table_to_export import TableToExport
 from tf_layoutmap.embedding.tpu import batches
 from tf_layoutmap.embedding.tpu_embedding import EmbeddingBase, EmbeddingOptions
-from tf_layoutmap.embedding.v2.stacked_table import StackedTable
+from tf_layoutmap.embedding.v2.stacked_table import (
+    StackedTable,
+    copy_in_async_checkpoints,
+)
 from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import initial_value
 
@@ -53,6 +58,7 @@ if TYPE_CHECKING:
     from tf_layoutmap._core.types import Features
 
 _tpu = tf.tpu.experimental.embedding
+_no_autograph = tf.autograph.experimental.do_not_convert
 
 # TensorFlow's class has lists with this number of elements.
 _MAX_CORES_PER_CHIP = 4
@@ -168,6 +174,13 @@ class SparseCoreMethods(_Embedding):
         )
 
     def _create_variables_and_slots(self) -> dict[str, dict[str, Any]]:
+        variables = self._created_variables()
+        for of_stack in variables.values():
+            for variable in of_stack.values():
+                copy_in_async_checkpoints(variable)
+        return variables
+
+    def _created_variables(self) -> dict[str, dict[str, Any]]:
         config = self._sparse_core_embedding_config
         if not _initializes_on_host(config):
             return super()._create_variables_and_slots()
@@ -256,11 +269,31 @@ class SparseCoreMethods(_Embedding):
             for table_config, table in self._tables()
         }
 
-    def _tables_to_export(self) -> list[Any]:
-        raise NotImplementedError(
-            "Tables on SparseCores cannot be exported. Restore their "
-            'checkpoint into a tlm.TPUEmbeddingV2 with engine="host".'
-        )
+    def _tables_to_export(self) -> list[TableToExport]:
+        variables = self._variables_of_tables()
+        return [
+            TableToExport(
+                owner=self,
+                name_in_owner=table.name,
+                name=table.name,
+                weight=variables[table.name]["parameters"].copy(),
+                num_rows=table.num_rows,
+                dim=table.dim,
+                dtype="float32",
+                alias=table_config,
+            )
+            for table_config, table in self._tables()
+        ]
+
+    @_no_autograph
+    def __call__(
+        self, features: Features, weights: Features | None = None
+    ) -> Any:
+        """Looks up the ids in `features`; see `TPUEmbeddingV2`."""
+        stand_in = placeholders.placeholder_of(self)
+        if stand_in is not None:
+            return stand_in(features, weights)
+        return super().__call__(features, weights)
 
     def _variables_of_tables(self) -> dict[str, dict[str, Any]]:
         return {
@@ -360,6 +393,14 @@ class _Backend:
             return tpu_program.is_in_tpu_program()
         except RuntimeError:  # In control flow.
             return False
+
+    @property
+    def store(self) -> Any:
+        """Raises NotImplementedError; only deltas use this attribute."""
+        raise NotImplementedError(
+            "tlm.deltas does not support tables on SparseCores. Write deltas "
+            f"of a TPUEmbeddingV2 with tables on the host. {_ADVICE}"
+        )
 
     def before_read(self) -> None:
         """Does nothing, because steps use the variables."""

@@ -1,4 +1,4 @@
-"""`StackedTable`: one table in the stacked variable of SparseCores."""
+"""The stacked variables of SparseCores, and the tables in them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap._core import tf_private
+from tf_layoutmap._core.strategies import HOST
 from tf_layoutmap.embedding.checkpoints import layouts
 
 
@@ -40,6 +42,15 @@ class StackedTable:
         """Returns a copy of all rows."""
         return layouts.unstacked(self._read(), self._layout)
 
+    def copy(self) -> tf.Variable:
+        """Returns a variable on the host with a copy of all rows."""
+        with tf.device(HOST):
+            variable = tf_private.UninitializedVariable(
+                shape=self.shape, dtype=self.dtype, name=self.name
+            )
+            variable.assign(self.numpy())
+        return variable
+
     def __array__(
         self, dtype: Any = None, copy: bool | None = None
     ) -> layouts.Array:
@@ -72,3 +83,27 @@ class StackedTable:
     def _read(self) -> layouts.Array:
         """Returns a copy of all rows of the stack."""
         return np.concatenate([shard.numpy() for shard in self._stack.values])
+
+
+def copy_in_async_checkpoints(stack: Any) -> None:
+    """Lets asynchronous checkpoints copy a variable of SparseCores.
+
+    TensorFlow copies a variable by a read of its first replica. The class of
+    these variables does not support such a read, and TensorFlow then omits the
+    variable from the checkpoint with a warning.
+
+    Args:
+      stack: The `TPUEmbeddingShardedVariable`.
+    """
+
+    def copy_to_host(object_map: Any) -> None:
+        with tf.device(HOST):
+            if stack not in object_map:
+                object_map[stack] = tf_private.UninitializedVariable(
+                    shape=stack.shape, dtype=stack.dtype, name=stack.name
+                )
+            object_map[stack].assign(
+                tf.concat([shard.read_value() for shard in stack.values], 0)
+            )
+
+    stack._copy_trackable_to_cpu = copy_to_host

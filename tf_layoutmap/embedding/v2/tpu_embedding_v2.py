@@ -8,7 +8,9 @@ identifies the steps by their order, each lookup is a step of its queue.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack, cast
 
@@ -50,6 +52,34 @@ class PreservedOutputs(NamedTuple):
     activations: list[tf.Tensor]
 
 
+@dataclasses.dataclass
+class _ProgramSteps:
+    """Lookups of a TPU program.
+
+    Attributes:
+      num_lookups: Number of calls of `embedding_lookup`.
+      is_trained: Whether `apply_gradients` was called.
+    """
+
+    num_lookups: int = 0
+    is_trained: bool = False
+
+    def check(self) -> None:
+        """Checks that the gradients of the program belong to its only lookup.
+
+        Raises:
+          NotImplementedError: If the program has other lookups.
+        """
+        if self.is_trained and self.num_lookups > 1:
+            raise NotImplementedError(
+                "A program of a TPU without SparseCores must call "
+                "`embedding_lookup` only once if it calls `apply_gradients`, "
+                "because the TPU finds the lookup of gradients by its order. "
+                "Look up all features in one call, or call `strategy.run` for "
+                f"each lookup. Received: {self.num_lookups} lookups."
+            )
+
+
 class TPUEmbeddingV2(EmbeddingBase):
     """Embedding tables for TPUs with SparseCores, and for all other machines.
 
@@ -65,11 +95,10 @@ class TPUEmbeddingV2(EmbeddingBase):
     In a step, each replica calls `embedding_lookup`, and then `apply_gradients`
     with the preserved outputs of the lookup. Each call of `apply_gradients` is
     one update, which sums the gradients of all replicas. A step may contain
-    several lookups. Under `ParameterServerStrategy` and under `TPUStrategy`
-    without SparseCores, gradients can be applied only once per step. A lookup
-    does not require gradients. Gradients can be applied to the 64 newest
-    lookups, and an update of a lookup discards lookups that are more than 8
-    lookups older.
+    several lookups, except under `TPUStrategy` without SparseCores, where a
+    program that applies gradients contains one lookup. A lookup does not
+    require gradients. Gradients can be applied to the 64 newest lookups, and an
+    update of a lookup discards lookups that are more than 8 lookups older.
 
     >>> import tensorflow as tf
     >>> import tf_layoutmap as tlm
@@ -150,6 +179,10 @@ class TPUEmbeddingV2(EmbeddingBase):
             or self._state.backend.has_ordered_steps
         )
         self._num_lookups = 0
+        # Lookups of the TPU programs that are being traced.
+        self._of_programs: weakref.WeakKeyDictionary[object, _ProgramSteps] = (
+            weakref.WeakKeyDictionary()
+        )
 
     @property
     def variables(self) -> dict[str, dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride] As in TensorFlow's class.
@@ -171,12 +204,17 @@ class TPUEmbeddingV2(EmbeddingBase):
         """Returns the rows by table name, with and without SparseCores.
 
         Each value is a copy of the full table as one tensor `[num_rows, dim]`.
+        If the tables are sharded over processes, all processes must call this
+        method together.
 
         Raises:
           RuntimeError: See `embedding_tables`.
         """
+        is_sharded = self._state.backend.is_sharded
         return {
-            spec.name: tf.convert_to_tensor(rows)
+            spec.name: tf.convert_to_tensor(
+                rows.numpy() if is_sharded else rows
+            )
             for spec, rows in zip(
                 self._state.spec.tables, self.embedding_tables.values()
             )
@@ -208,6 +246,8 @@ class TPUEmbeddingV2(EmbeddingBase):
             `feature_config`, or if weights do not match their ids.
           RuntimeError: If there are several replicas, and the call is outside
             `strategy.run`.
+          NotImplementedError: If a program of a TPU without SparseCores calls
+            `apply_gradients`, and contains several lookups.
           tf.errors.InvalidArgumentError: If ids, splits or weights are invalid.
             The message names the feature, the sample, the id and the table.
         """
@@ -216,6 +256,9 @@ class TPUEmbeddingV2(EmbeddingBase):
         backend = state.backend
         features, weights = self._with_samples(features, weights)
         if self._has_queue:
+            program_steps = self._steps_of_program()
+            program_steps.num_lookups += 1
+            program_steps.check()
             self._num_lookups += 1
             lookup: Any = f"lookup_{self._num_lookups}"
             batch = backend.read(features, weights, None)
@@ -236,6 +279,14 @@ class TPUEmbeddingV2(EmbeddingBase):
             tf.nest.pack_sequence_as(state.feature_config, activations),
             PreservedOutputs(lookup, activations),
         )
+
+    def _steps_of_program(self) -> _ProgramSteps:
+        """Returns the lookups of the TPU program that is being traced."""
+        # Each replica has a new context in each call of `strategy.run`.
+        program = tf.distribute.get_replica_context()
+        if program is None or not self._state.backend.has_ordered_steps:
+            return _ProgramSteps()
+        return self._of_programs.setdefault(program, _ProgramSteps())
 
     def _with_samples(self, features: Any, weights: Any) -> tuple[Any, Any]:
         """Returns inputs that are valid inputs of `TPUEmbedding`."""
@@ -348,6 +399,7 @@ class TPUEmbeddingV2(EmbeddingBase):
           RuntimeError: If the embedding is not built, if a table has no
             optimizer, or if there are several replicas and the call is outside
             `strategy.run`, or in a loop or a `tf.function` in a replica.
+          NotImplementedError: See `embedding_lookup`.
           tf.errors.FailedPreconditionError: If the lookup was discarded.
           tf.errors.InvalidArgumentError: If a learning rate is negative or not
             finite. The message names the table.
@@ -370,6 +422,9 @@ class TPUEmbeddingV2(EmbeddingBase):
         lookup, activations = preserved_outputs
         flat = tf.nest.flatten(gradients)
         if self._has_queue:
+            program_steps = self._steps_of_program()
+            program_steps.is_trained = True
+            program_steps.check()
             state.backend.apply(flat, lookup)
             return
         flat = [
