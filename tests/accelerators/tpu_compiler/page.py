@@ -130,6 +130,10 @@ def sparse_core_parts(by_topology: Mapping[str, Model]) -> list[str]:
                 "no" if one.error(topology) else "yes"
                 for topology, one in zip(functions, of_op, strict=True)
             ),
+            *(
+                one.size(topology, "temporaries")
+                for topology, one in zip(functions, of_op, strict=True)
+            ),
         ]
         for of_op in zip(*functions.values(), strict=True)
     ]
@@ -141,11 +145,14 @@ def sparse_core_parts(by_topology: Mapping[str, Model]) -> list[str]:
     )
     return [
         "### Ops of SparseCores",
+        "tensorflow-tpu converts the ops to StableHLO, and the libtpu above "
+        "compiles them. The last columns contain the temporary memory in KiB.",
         table(
             [
                 "op",
                 *(f"StableHLO, {one}" for one in functions),
                 *(f"compiled, {one}" for one in functions),
+                *(f"memory, {one}" for one in functions),
             ],
             rows,
         ),

@@ -74,9 +74,9 @@ def test_ops_of_sparse_cores_have_columns_for_each_tpu():
     not_lowered = page.Function("Other", {"error": "no kernel"})
     model = page.Model("ops", {}, {}, [lookup, update, not_lowered])
     text = page.section([], TOPOLOGIES, "jax 1", {"v6e:2x2": model})
-    assert "| `LookUp` | yes | yes |" in text
-    assert "| `Update` | yes | no |" in text
-    assert "| `Other` | no | no |" in text
+    assert "| `LookUp` | yes | yes | 2 |" in text
+    assert "| `Update` | yes | no | - |" in text
+    assert "| `Other` | no | no | - |" in text
     assert "- v6e:2x2: Internal: a\n- v6e:2x2: no kernel\n" in text
 
 
