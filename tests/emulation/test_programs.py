@@ -60,7 +60,10 @@ def test_checkpoints_move_between_sparse_cores_and_other_devices(
 ):
     name = "sparse_core_checkpoints"
     # Each process reads the files of the previous processes.
-    for tpu, num_cores in (("v5p", 2), ("v4", 2), ("v5p", 4)):
+    processes = [("v5p", 2), ("v4", 2), ("v5p", 4)]
+    if marks == "exhaustive":
+        processes.append(("v6e", 4))
+    for tpu, num_cores in processes:
         found = runner.run_programs(
             name,
             marks=marks,
