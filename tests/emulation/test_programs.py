@@ -214,6 +214,41 @@ def test_the_snippets_of_a_page_with_a_tpu_run(page):
     runner.run("docs/test_snippets.py", "-k", page)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_a_program_can_assign_our_classes_to_the_names_of_tensorflow():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            """
+import tensorflow as tf
+import tf_layoutmap as tlm
+tpu = tf.tpu.experimental.embedding
+tpu.TPUEmbedding = tlm.TPUEmbedding
+tpu.TPUEmbeddingV2 = tlm.TPUEmbeddingV2
+strategy = tlm.emulation.enable(num_cores=2, tpu="v5p")
+words = tpu.TableConfig(64, 8, tf.ones, name="words")
+with strategy.scope():
+    embedding = tpu.TPUEmbeddingV2(
+        [tpu.FeatureConfig(words, output_shape=[8])], tpu.SGD(1.0)
+    )
+@tf.function
+def look_up():
+    return strategy.run(lambda: embedding([tf.range(8)])[0])
+print(strategy.experimental_local_results(look_up()[0])[1].numpy().sum())
+""",
+        ],
+        cwd=runner.ROOT,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        env=runner.environment(),
+        check=False,
+    )
+    assert done.stdout == "64.0\n", done.stderr
+
+
 @pytest.mark.slow
 def test_enable_in_an_unsuitable_process_raises():
     done = subprocess.run(

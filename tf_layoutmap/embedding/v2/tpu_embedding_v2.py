@@ -10,11 +10,19 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Self,
+    Unpack,
+    cast,
+)
 
 import tensorflow as tf
 
-from tf_layoutmap._core import placeholders
+from tf_layoutmap._core import placeholders, tf_private
 from tf_layoutmap._core.strategies import HOST
 from tf_layoutmap.embedding import backend as embedding_backend
 from tf_layoutmap.embedding import inputs, packing, steps
@@ -88,6 +96,11 @@ class TPUEmbeddingV2(EmbeddingBase):
 
     `tf.train.Checkpoint(embedding=embedding)` saves tables and slot variables.
     """
+
+    # Limits of a stack without limits in a `SparseCoreEmbeddingConfig`, as in
+    # TensorFlow's class.
+    DEFAULT_MAX_IDS_PER_TABLE: ClassVar[int] = 256
+    DEFAULT_MAX_UNIQUE_IDS_PER_TABLE: ClassVar[int] = 256
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Selects the class for SparseCores if the strategy has SparseCores."""
@@ -469,7 +482,7 @@ def _class_on_sparse_cores() -> type[TPUEmbeddingV2]:
     class SparseCoreEmbedding(
         SparseCoreMethods,
         SparseCoreRestore,
-        tf.tpu.experimental.embedding.TPUEmbeddingV2,
+        tf_private.TPUEmbeddingV2,
         TPUEmbeddingV2,
     ):
         """Embedding tables on the SparseCores of a TPU."""
