@@ -60,7 +60,10 @@ def test_checkpoints_move_between_sparse_cores_and_other_devices(
 ):
     name = "sparse_core_checkpoints"
     # Each process reads the files of the previous processes.
-    for tpu, num_cores in (("v5p", 2), ("v4", 2), ("v5p", 4)):
+    processes = [("v5p", 2), ("v4", 2), ("v5p", 4)]
+    if marks == "exhaustive":
+        processes.append(("v6e", 4))
+    for tpu, num_cores in processes:
         found = runner.run_programs(
             name,
             marks=marks,
@@ -209,6 +212,41 @@ def test_exhaustive_cases_of_programs_pass(names, marks, setting):
 @pytest.mark.covering(None)
 def test_the_snippets_of_a_page_with_a_tpu_run(page):
     runner.run("docs/test_snippets.py", "-k", page)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_a_program_can_assign_our_classes_to_the_names_of_tensorflow():
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            """
+import tensorflow as tf
+import tf_layoutmap as tlm
+tpu = tf.tpu.experimental.embedding
+tpu.TPUEmbedding = tlm.TPUEmbedding
+tpu.TPUEmbeddingV2 = tlm.TPUEmbeddingV2
+strategy = tlm.emulation.enable(num_cores=2, tpu="v5p")
+words = tpu.TableConfig(64, 8, tf.ones, name="words")
+with strategy.scope():
+    embedding = tpu.TPUEmbeddingV2(
+        [tpu.FeatureConfig(words, output_shape=[8])], tpu.SGD(1.0)
+    )
+@tf.function
+def look_up():
+    return strategy.run(lambda: embedding([tf.range(8)])[0])
+print(strategy.experimental_local_results(look_up()[0])[1].numpy().sum())
+""",
+        ],
+        cwd=runner.ROOT,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        env=runner.environment(),
+        check=False,
+    )
+    assert done.stdout == "64.0\n", done.stderr
 
 
 @pytest.mark.slow

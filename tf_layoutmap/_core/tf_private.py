@@ -424,6 +424,11 @@ def sparse_core_layouts(
     return {layout.table_name: layout for layout in stacker.GetLayouts().tables}
 
 
+# TensorFlow's classes. The public names are not used, because a program can
+# assign the classes of this package to them.
+TPUEmbedding = _private("tpu.tpu_embedding_v2", "TPUEmbedding")
+TPUEmbeddingV2 = _private("tpu.tpu_embedding_v3", "TPUEmbeddingV2")
+
 # Methods of `TPUEmbeddingV2` that `embedding.v2.sparse_core` overrides.
 _private("tpu.tpu_embedding_v3", "TPUEmbeddingV2._create_variables_and_slots")
 _private("tpu.tpu_embedding_v3", "TPUEmbeddingV2._preprocess_features")

@@ -5,8 +5,8 @@ from tf_layoutmap.emulation import tpu_answers
 
 EMULATION_GROUP = "emulation"
 ENUM = "tpu_optimizer_enum"
-_STOCK = "tensorflow:tpu.experimental.embedding.TPUEmbedding"
-_STOCK_V2 = "tensorflow:tpu.experimental.embedding.TPUEmbeddingV2"
+_STOCK = "_core.tf_private:TPUEmbedding"
+_STOCK_V2 = "_core.tf_private:TPUEmbeddingV2"
 _SHARDED = "_core.tf_private:TPUEmbeddingShardedVariable"
 _ONLY_IN_PROGRAM = (
     "TensorFlow requires the control flow context of a TPU program to access "

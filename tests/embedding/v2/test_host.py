@@ -399,6 +399,38 @@ def test_the_configuration_of_sparse_cores_has_no_effect():
     assert activations["title"].numpy().tolist() == [[3, 3]]
 
 
+@pytest.mark.parametrize("is_stacked", [True, False])
+def test_the_limits_of_a_batch_are_computed_without_a_tpu(is_stacked):
+    ads, users = [
+        tpu.TableConfig(64, 8, name=name) for name in ("ads", "users")
+    ]
+    max_ids, max_unique_ids = tlm.TPUEmbeddingV2.compute_sparse_core_stats(
+        # Each SparseCore processes two samples. Even ids are in the same shard.
+        {
+            "ad": tf.ragged.constant([[0, 2], [2, 4], [1], [3]]),
+            "user": tf.constant([2, 2, 0, 4]),
+        },
+        {
+            "ad": tpu.FeatureConfig(ads, output_shape=[4]),
+            "user": tpu.FeatureConfig(users, output_shape=[4]),
+        },
+        num_tpu_chips=1,
+        num_sc_per_chip=2,
+        optimizer=tpu.SGD(0.1),
+        sparse_core_embedding_config=tpu.SparseCoreEmbeddingConfig(
+            disable_table_stacking=not is_stacked
+        ),
+    )
+    if is_stacked:
+        expected = {"ads_users": 6}, {"ads_users": 4}
+    else:
+        expected = {"ads": 4, "users": 2}, {"ads": 3, "users": 2}
+    assert (
+        {name: limit.numpy() for name, limit in max_ids.items()},
+        {name: limit.numpy() for name, limit in max_unique_ids.items()},
+    ) == expected
+
+
 def test_checkpoints_of_v1_and_v2_are_equal(tmp_path):
     _, preserved = (embedding := words_of(optimizer=tpu.Adagrad(1.0)))(
         {"title": tf.constant([1])}

@@ -6,6 +6,8 @@ TPU. Each process reads the files that the previous processes wrote:
 1. Two chips of type v5p, which write a checkpoint with stacked tables.
 2. Two cores of type v4, which read it and write checkpoints of V1.
 3. Four chips of type v5p, which read all of them.
+4. Four chips of type v6e, which also read all of them. They have as many
+   SparseCores as the two chips of type v5p, with other rotations of tables.
 
 The host engine runs the same steps, and its tables are the reference.
 """
@@ -34,9 +36,12 @@ if tf.__version__ < "2.21":
         allow_module_level=True,
     )
 
-on_v5p = pytest.mark.skipif(TPU == "v4", reason="requires SparseCores")
+on_chips_with_sparse_cores = pytest.mark.skipif(
+    TPU == "v4", reason="requires SparseCores"
+)
 on_v4 = pytest.mark.skipif(TPU != "v4", reason="requires an embedding engine")
 
+CORES_PER_CHIP = {"v4": 0, "v5p": 4, "v6e": 2}[TPU]
 # Samples of a step, over all replicas.
 NUM_SAMPLES = 32
 # The first two tables are stacked. No size is divisible by 8. The padded sizes
@@ -279,7 +284,7 @@ def start_on_host(kind, path):
 def fixture_on_chips(kind, tmp_path):
     """Returns a checkpoint of TensorFlow's class after two steps."""
     saved = EXCHANGE / f"v2_{kind}"
-    # Process 3 reads the files that process 1 wrote on two chips.
+    # Processes 3 and 4 read the files that process 1 wrote on two chips.
     if NUM_CORES == 4 or pathlib.Path(f"{saved}.index").is_file():
         return str(saved)
     host = start_on_host(kind, tmp_path / "host")
@@ -294,7 +299,7 @@ def fixture_on_chips(kind, tmp_path):
     return path
 
 
-@on_v5p
+@on_chips_with_sparse_cores
 def test_the_tables_are_stacked_and_padded(kind):
     embedding = on_sparse_cores(kind)
     layouts = embedding.embedding_layouts
@@ -306,10 +311,12 @@ def test_the_tables_are_stacked_and_padded(kind):
         tuple(one.unsharded_shape) != tuple(one.unsharded_padded_shape)
         for one in layouts.values()
     )
-    assert {one.num_sparse_cores for one in layouts.values()} == {4 * NUM_CORES}
+    assert {one.num_sparse_cores for one in layouts.values()} == {
+        CORES_PER_CHIP * NUM_CORES
+    }
 
 
-@on_v5p
+@on_chips_with_sparse_cores
 @pytest.mark.parametrize("built", [False, True])
 def test_the_host_engine_restores_stacked_tables(
     kind, built, on_chips, reference
@@ -325,7 +332,7 @@ def test_the_host_engine_restores_stacked_tables(
     check_same(values_of_host(embedding), reference(kind)[1])
 
 
-@on_v5p
+@on_chips_with_sparse_cores
 @pytest.mark.parametrize("built", [False, True])
 @pytest.mark.parametrize("source", ["host", "v2"])
 def test_converted_tables_continue_on_chips(
@@ -350,7 +357,7 @@ def test_converted_tables_continue_on_chips(
     check_same(values_of_v2(embedding), reference(kind)[1])
 
 
-@on_v5p
+@on_chips_with_sparse_cores
 @pytest.mark.parametrize("built", [False, True])
 @pytest.mark.parametrize("source", ["host", "v2"])
 def test_a_class_with_our_methods_restores_each_format(
@@ -371,7 +378,7 @@ def test_a_class_with_our_methods_restores_each_format(
     check_same(values_of_v2(embedding), reference(kind)[1])
 
 
-@on_v5p
+@on_chips_with_sparse_cores
 def test_an_optimizer_divides_by_no_padding(on_chips, kind, tmp_path):
     """The padded columns of trained rows stay finite."""
     host, target = str(tmp_path / "host"), str(tmp_path / "converted")
@@ -387,7 +394,7 @@ def test_an_optimizer_divides_by_no_padding(on_chips, kind, tmp_path):
             )
 
 
-@on_v5p
+@on_chips_with_sparse_cores
 def test_other_tables_raise_and_change_nothing(kind, on_chips, tmp_path):
     for sizes, message in (
         ({**TABLES, "users": (301, 6)}, r"'users' .*\[301, 6\].*\[300, 6\]"),
@@ -414,7 +421,7 @@ def test_other_tables_raise_and_change_nothing(kind, on_chips, tmp_path):
         assert not list(tmp_path.glob("no*"))
 
 
-@on_v5p
+@on_chips_with_sparse_cores
 @pytest.mark.skipif(NUM_CORES != 4, reason="reads files of other processes")
 @pytest.mark.parametrize("writer", ["ours", "stock"])
 def test_checkpoints_of_v1_continue_on_chips(kind, writer, reference, tmp_path):

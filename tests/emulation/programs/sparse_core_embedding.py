@@ -455,6 +455,47 @@ def test_limits_of_tables_are_limits_of_their_stack():
     }
 
 
+def test_the_limits_of_a_batch_are_the_smallest_that_suffice():
+    ids, _, _ = inputs_of(np.random.default_rng(4), NUM_SAMPLES)
+    optimizer = OPTIMIZERS["sgd"]
+    arguments = dict(
+        features=ids,
+        feature_config=config(NUM_SAMPLES),
+        num_tpu_chips=NUM_CHIPS,
+        num_sc_per_chip=CORES_PER_CHIP,
+        optimizer=optimizer,
+    )
+    limits = tlm.TPUEmbeddingV2.compute_sparse_core_stats(**arguments)
+    found = embedding_on(STRATEGY, optimizer).compute_sparse_core_stats(
+        **arguments
+    )
+    assert found == limits
+    # TensorFlow 2.20 supports one feature only.
+    if tf.__version__ >= "2.21":
+        found = tpu.TPUEmbeddingV2.compute_sparse_core_stats(**arguments)
+        assert found == limits
+
+    def look_up(missing):
+        max_ids, max_unique_ids = (
+            {name: max(limit - missing, 1) for name, limit in by_stack.items()}
+            for by_stack in limits
+        )
+        with STRATEGY.scope():
+            embedding = tlm.TPUEmbeddingV2(
+                config(NUM_SAMPLES),
+                optimizer,
+                sparse_core_embedding_config=tpu.SparseCoreEmbeddingConfig(
+                    max_ids_per_table=max_ids,
+                    max_unique_ids_per_table=max_unique_ids,
+                ),
+            )
+        return run(embedding.embedding_lookup, ids)
+
+    look_up(0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="is set to be"):
+        look_up(1)
+
+
 def test_the_host_engine_beside_the_tpu_trains_equally():
     host = embedding_on(ONE, OPTIMIZERS["adagrad"])
     train(host)

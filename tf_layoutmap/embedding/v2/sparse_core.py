@@ -63,7 +63,7 @@ _no_autograph = tf.autograph.experimental.do_not_convert
 # TensorFlow's class has lists with this number of elements.
 _MAX_CORES_PER_CHIP = 4
 # Limit of the ids of a stack if a program does not set it.
-_DEFAULT_LIMIT: int = _tpu.TPUEmbeddingV2.DEFAULT_MAX_IDS_PER_TABLE
+_DEFAULT_LIMIT: int = tf_private.TPUEmbeddingV2.DEFAULT_MAX_IDS_PER_TABLE
 # Optimizers for which SparseCores have an operation.
 _OPTIMIZERS = ("SGD", "Adagrad", "AdagradMomentum", "Adam", "FTRL")
 # Settings of optimizers that the operations do not have, and their defaults.

@@ -12,11 +12,19 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NamedTuple,
+    Self,
+    Unpack,
+    cast,
+)
 
 import tensorflow as tf
 
-from tf_layoutmap._core import placeholders
+from tf_layoutmap._core import placeholders, tf_private
 from tf_layoutmap._core.strategies import HOST
 from tf_layoutmap.embedding import backend as embedding_backend
 from tf_layoutmap.embedding import inputs, packing, steps
@@ -117,6 +125,11 @@ class TPUEmbeddingV2(EmbeddingBase):
 
     `tf.train.Checkpoint(embedding=embedding)` saves tables and slot variables.
     """
+
+    # Limits of a stack without limits in a `SparseCoreEmbeddingConfig`, as in
+    # TensorFlow's class.
+    DEFAULT_MAX_IDS_PER_TABLE: ClassVar[int] = 256
+    DEFAULT_MAX_UNIQUE_IDS_PER_TABLE: ClassVar[int] = 256
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Selects the class for SparseCores if the strategy has SparseCores."""
@@ -219,6 +232,78 @@ class TPUEmbeddingV2(EmbeddingBase):
                 self._state.spec.tables, self.embedding_tables.values()
             )
         }
+
+    @staticmethod
+    def compute_sparse_core_stats(
+        features: Features,
+        feature_config: FeatureConfigs,
+        num_tpu_chips: int,
+        num_sc_per_chip: int = 4,
+        optimizer: optimizer_specs.TableOptimizer | None = None,
+        sparse_core_embedding_config: (
+            tf.tpu.experimental.embedding.SparseCoreEmbeddingConfig | None
+        ) = None,
+    ) -> tuple[dict[str, tf.Tensor], dict[str, tf.Tensor]]:
+        """Returns the id limits that a batch of one replica requires.
+
+        The numbers are computed without a TPU. `tlm.inspect_ids` computes the
+        limits of a dataset.
+
+        >>> import tensorflow as tf
+        >>> import tf_layoutmap as tlm
+        >>> tpu = tf.tpu.experimental.embedding
+        >>> words = tpu.TableConfig(64, 8, name="words")
+        >>> max_ids, max_unique_ids = (
+        ...     tlm.TPUEmbeddingV2.compute_sparse_core_stats(
+        ...         tf.constant([4, 4, 0, 4, 5, 5, 6, 6]),
+        ...         tpu.FeatureConfig(words, output_shape=[8]),
+        ...         num_tpu_chips=1))
+        >>> int(max_ids["words"]), int(max_unique_ids["words"])
+        (2, 2)
+
+        Args:
+          features: Ids of a replica, outside of a `tf.function`; as for
+            `embedding_lookup`.
+          feature_config: As for the constructor.
+          num_tpu_chips: Number of chips, which is the number of replicas.
+          num_sc_per_chip: Number of SparseCores of each chip.
+          optimizer: As for the constructor.
+          sparse_core_embedding_config: None, or the config that determines
+            whether tables are stacked.
+
+        Returns:
+          `max_ids_per_table` and `max_unique_ids_per_table` of a
+          `SparseCoreEmbeddingConfig`: int32 scalars by the names of the stacks.
+
+        Raises:
+          TypeError, ValueError: As for `tlm.inspect_ids`.
+        """
+        # This module is imported here, because only this method requires it.
+        from tf_layoutmap.embedding.inspection import inspect_ids
+
+        report = inspect_ids.inspect_ids(
+            [features],
+            feature_config,
+            optimizer=optimizer,
+            sparse_cores=inspect_ids.SparseCores(
+                num_tpu_chips * num_sc_per_chip,
+                num_sc_per_chip,
+                replicas_per_batch=1,
+                table_stacking=(
+                    sparse_core_embedding_config is None
+                    or not sparse_core_embedding_config.disable_table_stacking
+                ),
+            ),
+        )
+        limits = report.sparse_core_limits()
+        max_ids, max_unique_ids = (
+            {name: tf.constant(limit) for name, limit in by_stack.items()}
+            for by_stack in (
+                limits.max_ids_per_table,
+                limits.max_unique_ids_per_table,
+            )
+        )
+        return max_ids, max_unique_ids
 
     @_no_autograph
     def embedding_lookup(
@@ -452,10 +537,15 @@ def _class_on_sparse_cores() -> type[TPUEmbeddingV2]:
     class SparseCoreEmbedding(
         SparseCoreMethods,
         SparseCoreRestore,
-        tf.tpu.experimental.embedding.TPUEmbeddingV2,
+        tf_private.TPUEmbeddingV2,
         TPUEmbeddingV2,
     ):
         """Embedding tables on the SparseCores of a TPU."""
+
+        # TensorFlow's method counts only the samples of the first feature.
+        compute_sparse_core_stats = staticmethod(
+            TPUEmbeddingV2.compute_sparse_core_stats
+        )
 
     return SparseCoreEmbedding
 
