@@ -13,7 +13,6 @@
 #include <string_view>
 #include <vector>
 
-#include "cc/core/base/parallel_for.h"
 #include "cc/core/base/status.h"
 #include "cc/core/base/views.h"
 #include "cc/core/keys/bucket_layout.h"
@@ -50,9 +49,9 @@ class StringStore {
   // Begins to load the slot of `key` into the cache, for a later call of `Add`.
   void PrefetchSlot(int64_t key) const;
 
-  // Adds a copy of `text`, if the store contains no string for `key`. Sets
-  // `kept` to the string that the store then contains, as `Find` does. Returns
-  // an error if `text` has 4 GiB or more.
+  // Adds a copy of `text` and sets `kept` to `text`, if the store contains no
+  // string for `key`. Otherwise, sets `kept` to the stored string. Returns an
+  // error if `text` has 4 GiB or more.
   Status Add(int64_t key, std::string_view text, std::string_view* kept);
 
   // Calls the other `Add`. If the store contains a different string, counts a
@@ -75,13 +74,11 @@ class StringStore {
 
   // Removes the strings of the selected keys in the next `num_slots` slots of
   // the hash table, or in all slots if the table is smaller. Repeated calls
-  // visit all slots in turn. `select` is called in parallel. Which strings are
-  // removed does not depend on the number of threads.
-  void RemoveNext(int64_t num_slots, const Select& select,
-                  const ParallelFor& parallel_for);
+  // visit all slots in turn.
+  void RemoveNext(int64_t num_slots, const Select& select);
 
   // Removes the strings of all selected keys.
-  void RemoveAll(const Select& select, const ParallelFor& parallel_for);
+  void RemoveAll(const Select& select);
 
   int64_t size() const { return size_; }
   // Returns the sum of the lengths of all strings.
@@ -95,79 +92,53 @@ class StringStore {
   const std::vector<Collision>& collisions() const { return collisions_; }
 
  private:
-  // A slot is 0 if it is empty. Otherwise, it contains these bits:
-  //
-  //   0 to 39    place of the entry in the pool, which is not 0
-  //   40 to 47   distance from the first slot of the search for the key, or
-  //              kMaxDistance if the distance is larger
-  //   48 to 63   tag: the upper bits of the hash of the key
-  //
-  // The tags of different keys can be equal. A search therefore compares the
-  // key in the entry if the tag is equal, and reads no other entries. The
-  // distance lets `Remove` move slots without reading their entries.
-  using Slot = uint64_t;
+  // `text` is 0 if the slot is empty. Otherwise, its lower 40 bits are the
+  // place of the entry in the pool, which is not 0, and its upper bits are the
+  // length of the string, or kMaxShortLength if the length is larger. `Remove`
+  // and the search for a key therefore read no entries.
+  struct Slot {
+    int64_t key;
+    uint64_t text;
+  };
+
   using Place = BlockPool::Place;
-  static constexpr int kDistanceBits = 8;
-  static constexpr uint64_t kMaxDistance = (1 << kDistanceBits) - 1;
-  static constexpr int kTagShift = BlockPool::kPlaceBits + kDistanceBits;
+  static constexpr uint64_t kMaxShortLength =
+      (uint64_t{1} << (64 - BlockPool::kPlaceBits)) - 1;
+
+  // An entry is the length of a string, and the string.
+  static constexpr size_t kTextOffset = sizeof(uint32_t);
 
   // The number of keys whose slots and strings are loaded at the same time.
-  static constexpr int64_t kKeysAtOnce = 32;
+  static constexpr int64_t kKeysAtOnce = 64;
 
-  // An entry is a key, the length of its string, and the string.
-  static constexpr size_t kLengthOffset = sizeof(int64_t);
-  static constexpr size_t kTextOffset = kLengthOffset + sizeof(uint32_t);
-
-  static Place PlaceOf(Slot slot) {
-    return slot & ((Slot{1} << BlockPool::kPlaceBits) - 1);
-  }
-  static uint64_t DistanceOf(Slot slot) {
-    return slot >> BlockPool::kPlaceBits & kMaxDistance;
-  }
-  static uint64_t HashOf(int64_t key) {
-    return MixBits(static_cast<uint64_t>(key));
-  }
-  static Slot MakeSlot(uint64_t hash, uint64_t distance, Place place) {
-    return hash >> kTagShift << kTagShift |
-           std::min(distance, kMaxDistance) << BlockPool::kPlaceBits | place;
-  }
-
-  static Slot WithDistance(Slot slot, uint64_t distance) {
-    return (slot & ~(kMaxDistance << BlockPool::kPlaceBits)) |
-           std::min(distance, kMaxDistance) << BlockPool::kPlaceBits;
+  static Place PlaceOf(const Slot& slot) {
+    return slot.text & ((Place{1} << BlockPool::kPlaceBits) - 1);
   }
   static int64_t EntryBytes(size_t length) {
     return static_cast<int64_t>(kTextOffset + length);
   }
+  std::string_view TextOf(const Slot& slot) const;
+  size_t LengthOf(const Slot& slot) const;
+
   // Returns empty slots.
   static std::unique_ptr<Slot[]> NewSlots(size_t num_slots);
-
-  int64_t KeyOf(Slot slot) const;
-  std::string_view TextOf(Slot slot) const;
-
-  // Returns the first slot, from `at` on, that is empty or has the tag of
-  // `hash`. The table must have an empty slot.
-  size_t NextMatch(uint64_t hash, size_t at) const {
-    const uint64_t tag = hash >> kTagShift;
-    while (slots_[at] != 0 && slots_[at] >> kTagShift != tag) {
-      at = (at + 1) & mask_;
-    }
-    return at;
+  // Returns the slot at which the search for a key begins. There must be slots.
+  size_t HomeOf(int64_t key) const {
+    return MixBits(static_cast<uint64_t>(key)) & mask_;
   }
   // Returns the slot of `key`, or the empty slot at which the search for the
-  // key ends. The search begins at slot `at`.
-  size_t SlotOf(int64_t key, uint64_t hash, size_t at) const {
-    for (;; at = (at + 1) & mask_) {
-      at = NextMatch(hash, at);
-      if (slots_[at] == 0 || KeyOf(slots_[at]) == key) return at;
-    }
+  // key ends. The search begins at slot `at`. There must be an empty slot.
+  size_t SlotOf(int64_t key, size_t at) const {
+    while (slots_[at].text != 0 && slots_[at].key != key) at = (at + 1) & mask_;
+    return at;
   }
-  // Calls `visit(i, hash, at)` for each key. `hash` is the hash of the key, and
-  // `at` is the slot at which the search for the key can begin. The entry in
-  // this slot is loaded into the cache. There must be slots, and `visit` must
-  // not change them.
-  template <typename Visit>
-  void FindSlots(Span<const int64_t> keys, const Visit& visit) const;
+
+  // Prefetches the slots that most searches from slot `at` visit. They are in
+  // one or two cache lines.
+  void PrefetchSlots(size_t at) const {
+    __builtin_prefetch(&slots_[at]);
+    __builtin_prefetch(&slots_[(at + 3) & mask_]);
+  }
 
   size_t NumSlots() const { return slots_ == nullptr ? 0 : mask_ + 1; }
   void Grow();
@@ -175,8 +146,7 @@ class StringStore {
   void MoveEntries();
   // Removes the strings of the selected keys in `num_slots` slots, which begin
   // with slot `first`.
-  void RemoveSelected(size_t first, size_t num_slots, const Select& select,
-                      const ParallelFor& parallel_for);
+  void RemoveSelected(size_t first, size_t num_slots, const Select& select);
 
   // The number of slots is 0 or a power of 2. Keys are found by linear probing.
   std::unique_ptr<Slot[]> slots_;
@@ -190,37 +160,11 @@ class StringStore {
   std::vector<Collision> collisions_;
 };
 
-inline int64_t StringStore::KeyOf(Slot slot) const {
-  int64_t key;
-  std::memcpy(&key, pool_.At(PlaceOf(slot)), sizeof(key));
-  return key;
-}
-
-inline std::string_view StringStore::TextOf(Slot slot) const {
+inline std::string_view StringStore::TextOf(const Slot& slot) const {
   const char* const entry = pool_.At(PlaceOf(slot));
   uint32_t length;
-  std::memcpy(&length, entry + kLengthOffset, sizeof(length));
+  std::memcpy(&length, entry, sizeof(length));
   return {entry + kTextOffset, length};
-}
-
-template <typename Visit>
-void StringStore::FindSlots(Span<const int64_t> keys,
-                            const Visit& visit) const {
-  uint64_t hashes[kKeysAtOnce];
-  size_t at[kKeysAtOnce];
-  for (int64_t first = 0; first < keys.size(); first += kKeysAtOnce) {
-    const int64_t size = std::min(kKeysAtOnce, keys.size() - first);
-    for (int64_t i = 0; i < size; ++i) {
-      hashes[i] = HashOf(keys[first + i]);
-      __builtin_prefetch(&slots_[hashes[i] & mask_]);
-    }
-    for (int64_t i = 0; i < size; ++i) {
-      at[i] = NextMatch(hashes[i], hashes[i] & mask_);
-      const Slot slot = slots_[at[i]];
-      if (slot != 0) __builtin_prefetch(pool_.At(PlaceOf(slot)));
-    }
-    for (int64_t i = 0; i < size; ++i) visit(first + i, hashes[i], at[i]);
-  }
 }
 
 template <typename Visit>
@@ -229,12 +173,28 @@ void StringStore::FindAll(Span<const int64_t> keys, const Visit& visit) const {
     for (int64_t i = 0; i < keys.size(); ++i) visit(i, nullptr);
     return;
   }
-  FindSlots(keys, [&](int64_t i, uint64_t hash, size_t at) {
-    const Slot slot = slots_[SlotOf(keys[i], hash, at)];
-    if (slot == 0) return visit(i, nullptr);
-    const std::string_view text = TextOf(slot);
-    visit(i, &text);
-  });
+  size_t at[kKeysAtOnce];
+  for (int64_t first = 0; first < keys.size(); first += kKeysAtOnce) {
+    const int64_t size = std::min(kKeysAtOnce, keys.size() - first);
+    for (int64_t i = 0; i < size; ++i) {
+      at[i] = HomeOf(keys[first + i]);
+      PrefetchSlots(at[i]);
+    }
+    for (int64_t i = 0; i < size; ++i) {
+      at[i] = SlotOf(keys[first + i], at[i]);
+      const Slot& slot = slots_[at[i]];
+      if (slot.text != 0) __builtin_prefetch(pool_.At(PlaceOf(slot)));
+    }
+    for (int64_t i = 0; i < size; ++i) {
+      const Slot& slot = slots_[at[i]];
+      if (slot.text == 0) {
+        visit(first + i, nullptr);
+        continue;
+      }
+      const std::string_view text = TextOf(slot);
+      visit(first + i, &text);
+    }
+  }
 }
 
 }  // namespace layoutmap

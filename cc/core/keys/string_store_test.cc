@@ -9,8 +9,6 @@
 #include <string_view>
 #include <vector>
 
-#include "cc/core/base/parallel_for.h"
-#include "cc/core/base/parallel_for_test.h"
 #include "cc/core/base/views.h"
 #include "cc/core/keys/bucket_layout.h"
 #include "gtest/gtest.h"
@@ -30,7 +28,7 @@ int64_t KeyOfHash(uint64_t mixed) {
   return static_cast<int64_t>(x);
 }
 
-// Selects keys and records them. Only serial loops may call the function.
+// Records the keys, and selects some of them.
 StringStore::Select Recording(std::vector<int64_t>* visited,
                               const std::set<int64_t>& selected = {}) {
   return [visited, selected](Span<const int64_t> keys, Span<bool> out) {
@@ -43,7 +41,7 @@ StringStore::Select Recording(std::vector<int64_t>* visited,
 
 std::vector<int64_t> SortedKeys(StringStore* store) {
   std::vector<int64_t> keys;
-  store->RemoveAll(Recording(&keys), SerialFor);
+  store->RemoveAll(Recording(&keys));
   std::sort(keys.begin(), keys.end());
   return keys;
 }
@@ -58,8 +56,8 @@ TEST(StringStoreTest, AnEmptyStoreContainsNoKey) {
   std::string_view text;
   EXPECT_FALSE(store.Find(5, &text));
   std::vector<int64_t> visited;
-  store.RemoveNext(10, Recording(&visited), SerialFor);
-  store.RemoveAll(Recording(&visited), SerialFor);
+  store.RemoveNext(10, Recording(&visited));
+  store.RemoveAll(Recording(&visited));
   EXPECT_TRUE(visited.empty());
   store.FindAll(
       std::vector<int64_t>{5, 6},
@@ -134,14 +132,14 @@ TEST(StringStoreTest, FindAllReturnsTheStringOfEachKey) {
     EXPECT_EQ(i, next++);
     std::string_view text;
     ASSERT_EQ(kept != nullptr, store.Find(keys[i], &text));
-    if (kept != nullptr) EXPECT_EQ(*kept, text);
+    if (kept != nullptr) {
+      EXPECT_EQ(*kept, text);
+    }
   });
   EXPECT_EQ(next, 1000);
 }
 
-TEST(StringStoreTest, KeysWithEqualTagsAreDistinguished) {
-  // The hashes have the same slot and the same tag, and differ in the bits
-  // between. The distances of the last keys are larger than a slot can store.
+TEST(StringStoreTest, KeysWithTheSameFirstSlotAreFound) {
   StringStore store;
   constexpr int64_t kNumKeys = 700;
   const auto key_of = [](int64_t i) {
@@ -151,9 +149,9 @@ TEST(StringStoreTest, KeysWithEqualTagsAreDistinguished) {
   for (int64_t i = 0; i < kNumKeys; ++i) {
     ASSERT_TRUE(store.Add(key_of(i), std::to_string(i)).ok());
   }
-  // The other keys have the same tag and other slots in the same run.
+  // The first slots of the other keys are in the same run of slots.
   const auto other_of = [](int64_t i) {
-    return KeyOfHash(0xABCD000000000000u | static_cast<uint64_t>(i));
+    return KeyOfHash(0xABCC000000000000u | static_cast<uint64_t>(i));
   };
   for (int64_t i = 0; i < kNumKeys; i += 10) {
     ASSERT_TRUE(store.Add(other_of(i), "other " + std::to_string(i)).ok());
@@ -163,9 +161,13 @@ TEST(StringStoreTest, KeysWithEqualTagsAreDistinguished) {
     for (int64_t i = 0; i < kNumKeys; ++i) {
       const bool is_kept = i % 3 != 0 || i >= first;
       ASSERT_EQ(store.Find(key_of(i), &text), is_kept);
-      if (is_kept) ASSERT_EQ(text, std::to_string(i));
+      if (is_kept) {
+        ASSERT_EQ(text, std::to_string(i));
+      }
       ASSERT_EQ(store.Find(other_of(i), &text), i % 10 == 0);
-      if (i % 10 == 0) ASSERT_EQ(text, "other " + std::to_string(i));
+      if (i % 10 == 0) {
+        ASSERT_EQ(text, "other " + std::to_string(i));
+      }
     }
     ASSERT_FALSE(store.Find(key_of(kNumKeys), &text));
   };
@@ -196,50 +198,77 @@ TEST(StringStoreTest, RemoveNextVisitsAllKeysInTurn) {
   }
   std::vector<int64_t> keys;
   for (int i = 0; i < 256 / 8; ++i) {  // 100 strings take 256 slots.
-    store.RemoveNext(8, Recording(&keys), SerialFor);
+    store.RemoveNext(8, Recording(&keys));
   }
   EXPECT_EQ(keys.size(), 100u);
   std::sort(keys.begin(), keys.end());
   EXPECT_EQ(std::unique(keys.begin(), keys.end()), keys.end());
   // A call visits each slot at most once.
   keys.clear();
-  store.RemoveNext(1 << 20, Recording(&keys), SerialFor);
+  store.RemoveNext(1 << 20, Recording(&keys));
   EXPECT_EQ(keys.size(), 100u);
 }
 
-TEST(StringStoreTest, TheRemovedKeysDoNotDependOnTheThreads) {
+TEST(StringStoreTest, OnlySelectedKeysOfVisitedSlotsAreRemoved) {
   constexpr int64_t kNumKeys = 5000;
-  std::vector<std::vector<int64_t>> left;
-  for (const ParallelFor& parallel_for :
-       {ParallelFor(SerialFor), UnevenFor(1), UnevenFor(3), UnevenFor(8, 5)}) {
-    StringStore store;
-    for (int64_t key = 0; key < kNumKeys; ++key) {
-      ASSERT_TRUE(store.Add(key, std::to_string(key)).ok());
-    }
-    const StringStore::Select select = [](Span<const int64_t> keys,
-                                          Span<bool> is_selected) {
-      for (int64_t i = 0; i < keys.size(); ++i) {
-        is_selected[i] = keys[i] % 3 == 0;
-      }
-    };
-    // Some parts of the slots are visited once, and some not at all.
-    store.RemoveNext(3000, select, parallel_for);
-    store.RemoveNext(1500, select, parallel_for);
-    std::vector<int64_t> keys;
-    store.RemoveAll(Recording(&keys), SerialFor);
-    EXPECT_GT(keys.size(), static_cast<size_t>(kNumKeys * 2 / 3 + 100));
-    EXPECT_LT(keys.size(), static_cast<size_t>(kNumKeys - 100));
-    std::string_view text;
-    for (const int64_t key : keys) {
-      ASSERT_TRUE(store.Find(key, &text));
-      EXPECT_EQ(text, std::to_string(key));
-    }
-    // The order of the keys shows the slots of the keys.
-    left.push_back(keys);
-    store.RemoveAll(select, parallel_for);
-    EXPECT_EQ(store.size(), kNumKeys - (kNumKeys + 2) / 3);
+  StringStore store;
+  for (int64_t key = 0; key < kNumKeys; ++key) {
+    ASSERT_TRUE(store.Add(key, std::to_string(key)).ok());
   }
-  for (const std::vector<int64_t>& keys : left) EXPECT_EQ(keys, left[0]);
+  std::set<int64_t> left, visited;
+  for (int64_t key = 0; key < kNumKeys; ++key) left.insert(key);
+  const StringStore::Select select = [&](Span<const int64_t> keys,
+                                         Span<bool> is_selected) {
+    for (int64_t i = 0; i < keys.size(); ++i) {
+      visited.insert(keys[i]);
+      is_selected[i] = keys[i] % 3 == 0;
+      if (is_selected[i]) left.erase(keys[i]);
+    }
+  };
+  const auto expect_left = [&] {
+    std::string_view text;
+    ASSERT_EQ(store.size(), static_cast<int64_t>(left.size()));
+    for (int64_t key = 0; key < kNumKeys; ++key) {
+      const bool is_left = left.count(key) == 1;
+      ASSERT_EQ(store.Find(key, &text), is_left);
+      if (is_left) {
+        ASSERT_EQ(text, std::to_string(key));
+      }
+    }
+  };
+  store.RemoveNext(3000, select);
+  expect_left();
+  store.RemoveNext(1500, select);
+  expect_left();
+  // 5000 strings take 8192 slots.
+  EXPECT_GT(visited.size(), 2000u);
+  EXPECT_LT(visited.size(), 3500u);
+  store.RemoveAll(select);
+  expect_left();
+  EXPECT_EQ(store.size(), kNumKeys - (kNumKeys + 2) / 3);
+}
+
+TEST(StringStoreTest, AStringOf16MiBIsFreed) {
+  // A slot cannot store the length of the string.
+  StringStore store;
+  const std::string large(size_t{1} << 24, 'l');
+  const std::string smaller(large.size() - 2, 's');
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_TRUE(store.Add(1, large).ok());
+    ASSERT_TRUE(store.Add(2, smaller).ok());
+    std::string_view text;
+    ASSERT_TRUE(store.Find(1, &text));
+    EXPECT_EQ(text, large);
+    ASSERT_TRUE(store.Find(2, &text));
+    EXPECT_EQ(text, smaller);
+    EXPECT_EQ(store.num_bytes(), (1 << 25) - 2);
+    EXPECT_LT(store.num_memory_bytes(), (1 << 25) + 1000);
+    store.Remove(1);
+    EXPECT_LT(store.num_memory_bytes(), (1 << 24) + 1000);
+    store.Remove(2);
+    EXPECT_EQ(store.num_bytes(), 0);
+    EXPECT_LT(store.num_memory_bytes(), 1000);
+  }
 }
 
 TEST(StringStoreTest, AStreamOfNewStringsNeedsBoundedMemory) {

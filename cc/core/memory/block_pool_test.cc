@@ -72,18 +72,18 @@ TEST(BlockPoolTest, PiecesKeepTheirBytesWhileOthersAreTakenAndReturned) {
 TEST(BlockPoolTest, ReturnedPiecesAreReused) {
   BlockPool pool;
   std::vector<BlockPool::Place> places;
-  for (int i = 0; i < 50000; ++i) places.push_back(pool.Take(20));
+  for (int i = 0; i < 50000; ++i) places.push_back(pool.Take(30));
   const int64_t num_block_bytes = pool.num_block_bytes();
-  EXPECT_EQ(pool.num_used_bytes(), 50000 * 24);
+  EXPECT_EQ(pool.num_used_bytes(), 50000 * 32);
   EXPECT_EQ(pool.num_free_bytes(), 0);
   for (int round = 0; round < 10; ++round) {
-    for (const BlockPool::Place place : places) pool.Return(place, 20);
+    for (const BlockPool::Place place : places) pool.Return(place, 30);
     EXPECT_EQ(pool.num_used_bytes(), 0);
-    EXPECT_EQ(pool.num_free_bytes(), 50000 * 24);
+    EXPECT_EQ(pool.num_free_bytes(), 50000 * 32);
     // Sizes with the same padding share their pieces.
-    for (BlockPool::Place& place : places) place = pool.Take(24);
-    for (BlockPool::Place place : places) pool.Return(place, 24);
-    for (BlockPool::Place& place : places) place = pool.Take(20);
+    for (BlockPool::Place& place : places) place = pool.Take(32);
+    for (BlockPool::Place place : places) pool.Return(place, 32);
+    for (BlockPool::Place& place : places) place = pool.Take(30);
     EXPECT_EQ(pool.num_free_bytes(), 0);
   }
   EXPECT_EQ(pool.num_block_bytes(), num_block_bytes);

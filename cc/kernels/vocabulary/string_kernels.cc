@@ -219,7 +219,7 @@ class KeepStringsOp : public Kernel {
     }
     const auto select = [&](Span<const int64_t> keys, Span<bool> has_no_row) {
       const RawArray<int64_t> rows_of_keys(keys.size());
-      FindKeys(layout, stored, keys, SerialFor, rows_of_keys);
+      FindKeys(layout, stored, keys, parallel_for, rows_of_keys);
       for (int64_t i = 0; i < keys.size(); ++i) {
         has_no_row[i] = rows_of_keys[i] == kNoRow;
       }
@@ -227,10 +227,9 @@ class KeepStringsOp : public Kernel {
     // Each added string pays for a few slots. All strings of evicted keys are
     // therefore removed after a bounded number of new strings.
     if (removes_all_) {
-      store.RemoveAll(select, parallel_for);
+      store.RemoveAll(select);
     } else {
-      store.RemoveNext(kSlotsPerNew * (store.size() - old_size), select,
-                       parallel_for);
+      store.RemoveNext(kSlotsPerNew * (store.size() - old_size), select);
     }
     return absl::OkStatus();
   }
