@@ -129,7 +129,6 @@ void FindBySegment(const BucketLayout& layout,
   const KeysBySegment grouped(layout, keys, kernels, parallel_for);
   const SegmentPlaces& places = grouped.places();
   const RawArray<uint32_t> relative_rows(keys.size());
-  const RawArray<MissedKey> missed(keys.size());
   const int64_t num_segments = layout.num_segments();
   const int64_t num_buckets = layout.buckets_per_segment();
   const auto prefetch = [&](int64_t segment, int64_t begin, int64_t end) {
@@ -151,13 +150,13 @@ void FindBySegment(const BucketLayout& layout,
                                num_buckets,
                                layout.num_probes()};
     const int64_t first = places.first(s), size = places.size(s);
+    MissedKey missed[kKeysAtOnce];
     int64_t num_probes = 0;
     for (int64_t begin = 0; begin < size; begin += kKeysAtOnce) {
       const int64_t end = std::min(begin + kKeysAtOnce, size);
       prefetch(s + 1, num_buckets * begin / size, num_buckets * end / size);
       kernels.find(range, grouped.keys().data() + first + begin, end - begin,
-                   relative_rows.data() + first + begin,
-                   missed.data() + first + begin, &num_probes);
+                   relative_rows.data() + first + begin, missed, &num_probes);
     }
   };
   parallel_for(num_segments, 1 + 10 * keys.size() / num_segments,
