@@ -9,81 +9,86 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "cc/core/base/status.h"
-#include "cc/core/keys/bucket_layout.h"
+#include "cc/core/base/views.h"
+#include "cc/core/memory/block_pool.h"
+#include "cc/core/memory/huge_pages.h"
+#include "cc/core/memory/raw_array.h"
 
 namespace layoutmap {
 namespace {
 
 constexpr size_t kMinSlots = 16;
 
+// If the returned entries take more memory than the stored entries and this
+// number of bytes, the stored entries are moved to a new pool.
+constexpr int64_t kMaxFreeBytes = int64_t{1} << 20;
+
 }  // namespace
 
-std::string_view StringStore::TextOf(const Slot& slot) {
-  uint32_t length;
-  std::memcpy(&length, slot.text.get(), sizeof(length));
-  return {slot.text.get() + sizeof(length), length};
+std::unique_ptr<StringStore::Slot[]> StringStore::NewSlots(size_t num_slots) {
+  std::unique_ptr<Slot[]> slots(new Slot[num_slots]);
+  AdviseHugePages(slots.get(), num_slots * sizeof(Slot));
+  std::fill_n(slots.get(), num_slots, Slot{0, 0});
+  return slots;
 }
 
-size_t StringStore::HomeOf(int64_t key) const {
-  return MixBits(static_cast<uint64_t>(key)) & (slots_.size() - 1);
-}
-
-size_t StringStore::SlotOf(int64_t key) const {
-  size_t slot = HomeOf(key);
-  while (slots_[slot].text != nullptr && slots_[slot].key != key) {
-    slot = (slot + 1) & (slots_.size() - 1);
-  }
-  return slot;
+size_t StringStore::LengthOf(const Slot& slot) const {
+  const uint64_t length = slot.text >> BlockPool::kPlaceBits;
+  return length < kMaxShortLength ? length : TextOf(slot).size();
 }
 
 bool StringStore::Find(int64_t key, std::string_view* text) const {
-  if (slots_.empty()) return false;
-  const Slot& slot = slots_[SlotOf(key)];
-  if (slot.text == nullptr) return false;
+  if (slots_ == nullptr) return false;
+  const Slot& slot = slots_[SlotOf(key, HomeOf(key))];
+  if (slot.text == 0) return false;
   *text = TextOf(slot);
   return true;
 }
 
 void StringStore::PrefetchSlot(int64_t key) const {
-  if (!slots_.empty()) __builtin_prefetch(&slots_[HomeOf(key)]);
+  if (slots_ != nullptr) PrefetchSlots(HomeOf(key));
 }
 
-void StringStore::PrefetchText(int64_t key) const {
-  if (slots_.empty()) return;
-  // Most keys are in their first slot, or in the next slot of the cache line.
-  const Slot& slot = slots_[HomeOf(key)];
-  if (slot.text != nullptr && slot.key == key) {
-    __builtin_prefetch(slot.text.get());
-  }
-}
-
-Status StringStore::Add(int64_t key, std::string_view text) {
+Status StringStore::Add(int64_t key, std::string_view text,
+                        std::string_view* kept) {
   if (text.size() > std::numeric_limits<uint32_t>::max()) {
     return InvalidArgument(
         "A string must have less than 4 GiB. Received: a string of " +
         std::to_string(text.size()) + " bytes");
   }
+  size_t at = 0;
+  if (slots_ != nullptr) {
+    at = SlotOf(key, HomeOf(key));
+    if (slots_[at].text != 0) {
+      *kept = TextOf(slots_[at]);
+      return Status();
+    }
+  }
   // At most three quarters of the slots are used, so that searches are short.
-  if (4 * (static_cast<size_t>(size_) + 1) > 3 * slots_.size()) Grow();
-  Slot& slot = slots_[SlotOf(key)];
-  if (slot.text != nullptr) {
-    const std::string_view kept = TextOf(slot);
-    if (kept != text) CountCollision(kept, text);
-    return Status();
+  if (4 * (static_cast<size_t>(size_) + 1) > 3 * NumSlots()) {
+    Grow();
+    at = SlotOf(key, HomeOf(key));
   }
   const auto length = static_cast<uint32_t>(text.size());
-  std::unique_ptr<char[]> copy(new char[sizeof(length) + text.size()]);
-  std::memcpy(copy.get(), &length, sizeof(length));
-  if (!text.empty()) {
-    std::memcpy(copy.get() + sizeof(length), text.data(), text.size());
-  }
-  slot.key = key;
-  slot.text = std::move(copy);
+  const Place place = pool_.Take(EntryBytes(length));
+  char* const entry = pool_.At(place);
+  std::memcpy(entry, &length, sizeof(length));
+  if (length > 0) std::memcpy(entry + kTextOffset, text.data(), length);
+  const uint64_t short_length = std::min<uint64_t>(length, kMaxShortLength);
+  slots_[at] = {key, short_length << BlockPool::kPlaceBits | place};
   ++size_;
   num_bytes_ += length;
+  // A comparison of the caller would wait until the copy is in the cache.
+  *kept = text;
+  return Status();
+}
+
+Status StringStore::Add(int64_t key, std::string_view text) {
+  std::string_view kept;
+  LM_RETURN_IF_ERROR(Add(key, text, &kept));
+  if (kept != text) CountCollision(kept, text);
   return Status();
 }
 
@@ -100,54 +105,94 @@ void StringStore::CountCollision(std::string_view kept,
 }
 
 void StringStore::Remove(int64_t key) {
-  if (slots_.empty()) return;
-  size_t hole = SlotOf(key);
-  if (slots_[hole].text == nullptr) return;
+  if (slots_ == nullptr) return;
+  size_t hole = SlotOf(key, HomeOf(key));
+  const Slot removed = slots_[hole];
+  if (removed.text == 0) return;
+  const size_t length = LengthOf(removed);
+  pool_.Return(PlaceOf(removed), EntryBytes(length));
+  slots_[hole].text = 0;
   --size_;
-  num_bytes_ -= static_cast<int64_t>(TextOf(slots_[hole]).size());
-  slots_[hole].text = nullptr;
+  num_bytes_ -= static_cast<int64_t>(length);
   // Moves later keys of the run to the hole, unless their search begins after
   // the hole. A search therefore never ends before it reaches its key.
-  const size_t mask = slots_.size() - 1;
-  for (size_t next = (hole + 1) & mask; slots_[next].text != nullptr;
-       next = (next + 1) & mask) {
+  for (size_t next = (hole + 1) & mask_; slots_[next].text != 0;
+       next = (next + 1) & mask_) {
     const size_t home = HomeOf(slots_[next].key);
-    if (((next - home) & mask) >= ((next - hole) & mask)) {
-      slots_[hole] = std::move(slots_[next]);
-      slots_[next].text = nullptr;
-      hole = next;
-    }
+    if (((next - home) & mask_) < ((next - hole) & mask_)) continue;
+    slots_[hole] = slots_[next];
+    slots_[next].text = 0;
+    hole = next;
+  }
+  if (pool_.num_free_bytes() > pool_.num_used_bytes() + kMaxFreeBytes) {
+    MoveEntries();
   }
 }
 
 void StringStore::Clear() { *this = StringStore(); }
 
-std::vector<int64_t> StringStore::NextKeys(int64_t num_slots) {
-  std::vector<int64_t> keys;
+void StringStore::RemoveNext(int64_t num_slots, const Select& select) {
   const size_t size = std::min(
-      static_cast<size_t>(std::max<int64_t>(num_slots, 0)), slots_.size());
-  for (size_t i = 0; i < size; ++i) {
-    cursor_ = (cursor_ + 1) & (slots_.size() - 1);
-    if (slots_[cursor_].text != nullptr) keys.push_back(slots_[cursor_].key);
-  }
-  return keys;
+      static_cast<size_t>(std::max<int64_t>(num_slots, 0)), NumSlots());
+  if (size == 0) return;
+  const size_t first = (cursor_ + 1) & mask_;
+  cursor_ = (cursor_ + size) & mask_;
+  RemoveSelected(first, size, select);
 }
 
-std::vector<int64_t> StringStore::Keys() const {
-  std::vector<int64_t> keys;
-  keys.reserve(static_cast<size_t>(size_));
-  for (const Slot& slot : slots_) {
-    if (slot.text != nullptr) keys.push_back(slot.key);
+void StringStore::RemoveAll(const Select& select) {
+  RemoveSelected(0, NumSlots(), select);
+}
+
+void StringStore::RemoveSelected(size_t first, size_t num_slots,
+                                 const Select& select) {
+  const RawArray<int64_t> keys(static_cast<int64_t>(num_slots));
+  int64_t num_keys = 0;
+  for (size_t i = 0; i < num_slots; ++i) {
+    // The loop has no branch that depends on the slot, because the processor
+    // could not predict it.
+    const Slot& slot = slots_[(first + i) & mask_];
+    keys[num_keys] = slot.key;
+    num_keys += slot.text != 0;
   }
-  return keys;
+  const RawArray<bool> is_selected(num_keys);
+  select({keys.data(), num_keys}, is_selected);
+  for (int64_t i = 0; i < num_keys; ++i) {
+    if (is_selected[i]) Remove(keys[i]);
+  }
+}
+
+int64_t StringStore::num_memory_bytes() const {
+  return static_cast<int64_t>(NumSlots() * sizeof(Slot)) +
+         pool_.num_block_bytes();
 }
 
 void StringStore::Grow() {
-  std::vector<Slot> old(std::max(kMinSlots, 2 * slots_.size()));
-  old.swap(slots_);
-  for (Slot& slot : old) {
-    if (slot.text != nullptr) slots_[SlotOf(slot.key)] = std::move(slot);
+  const size_t num_old = NumSlots();
+  const size_t num_slots = std::max(kMinSlots, 2 * num_old);
+  const std::unique_ptr<Slot[]> old =
+      std::exchange(slots_, NewSlots(num_slots));
+  mask_ = num_slots - 1;
+  for (size_t i = 0; i < num_old; ++i) {
+    if (old[i].text == 0) continue;
+    slots_[SlotOf(old[i].key, HomeOf(old[i].key))] = old[i];
   }
+}
+
+void StringStore::MoveEntries() {
+  BlockPool pool;
+  std::unique_ptr<Slot[]> slots = NewSlots(NumSlots());
+  for (size_t i = 0; i < NumSlots(); ++i) {
+    const Slot& slot = slots_[i];
+    if (slot.text == 0) continue;
+    const int64_t num_bytes = EntryBytes(LengthOf(slot));
+    const Place place = pool.Take(num_bytes);
+    std::memcpy(pool.At(place), pool_.At(PlaceOf(slot)),
+                static_cast<size_t>(num_bytes));
+    slots[i] = {slot.key, slot.text - PlaceOf(slot) + place};
+  }
+  slots_ = std::move(slots);
+  pool_ = std::move(pool);
 }
 
 }  // namespace layoutmap

@@ -137,9 +137,43 @@ int64_t VisitNext(const BucketRange& range, const KeyPlace* places, int64_t p,
   return num_kept;
 }
 
-// The search visits the first bucket of all keys, then the second bucket of the
-// keys that are left, and so on. The loops therefore have no branches that
-// depend on the keys, because such branches would often be mispredicted.
+// Visits the other buckets of the search for each key in `missed`, which starts
+// with kMaxProbes buckets. Removes the keys that are found, and returns the
+// number of the other keys. Adds the number of visited buckets to `num_probes`.
+// A key without a row needs all buckets, so the loop compares all of them.
+int64_t VisitAllOthers(const BucketRange& range, const KeyPlace* places,
+                       int64_t num_missed, uint32_t* rows, MissedKey* missed,
+                       int64_t* num_probes) {
+  constexpr int64_t kOthers = kMaxProbes - 1;
+  const int64_t size = range.size;
+  int64_t num_kept = 0, num_visited = 0;
+  for (int64_t j = 0; j < num_missed; ++j) {
+    const uint32_t i = missed[j].index;
+    const int64_t key = places[i].key;
+    const int64_t first = places[i].bucket - range.first + 1;
+    unsigned found = 0, empty = 0;
+    for (int64_t p = 0; p < kOthers; ++p) {
+      int64_t bucket = first + p;
+      bucket -= bucket >= size ? size : 0;
+      const int64_t* const lanes = range.keys + bucket * kLanes;
+      found |= LanesWith(lanes, key) << (p * kLanes);
+      empty |= LanesWith(lanes, kEmpty);
+    }
+    const unsigned lane = __builtin_ctz(found | 1u << (kOthers * kLanes));
+    num_visited += lane / kLanes + (found != 0);
+    int64_t bucket = first + lane / kLanes;
+    bucket -= bucket >= size ? size : 0;
+    rows[i] = static_cast<uint32_t>(bucket * kLanes + lane % kLanes);
+    missed[num_kept] = {i, missed[j].may_have_space | (empty != 0)};
+    num_kept += found == 0;
+  }
+  *num_probes += num_visited;
+  return num_kept;
+}
+
+// The search visits the first bucket of all keys, and then the other buckets of
+// the keys that are left. The loops therefore have no branches that depend on
+// the keys, because such branches would often be mispredicted.
 int64_t Find(const BucketRange& range, const KeyPlace* places, int64_t size,
              uint32_t* rows, MissedKey* missed, int64_t* num_probes) {
   int64_t num_missed = 0;
@@ -152,9 +186,14 @@ int64_t Find(const BucketRange& range, const KeyPlace* places, int64_t size,
     num_missed += found == 0;
   }
   *num_probes += size;
-  for (int64_t p = 1; p < range.num_probes && num_missed > 0; ++p) {
-    *num_probes += num_missed;
-    num_missed = VisitNext(range, places, p, num_missed, rows, missed);
+  if (range.num_probes == kMaxProbes) {
+    num_missed =
+        VisitAllOthers(range, places, num_missed, rows, missed, num_probes);
+  } else {
+    for (int64_t p = 1; p < range.num_probes && num_missed > 0; ++p) {
+      *num_probes += num_missed;
+      num_missed = VisitNext(range, places, p, num_missed, rows, missed);
+    }
   }
   for (int64_t j = 0; j < num_missed; ++j) {
     rows[missed[j].index] = kNoRelativeRow;

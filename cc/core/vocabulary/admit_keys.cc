@@ -173,6 +173,8 @@ class KeyAdmission {
     if (search_ == nullptr) {
       places().ForKeys(parallel_for_, kNanosecondsPerKey, grouped_->segments(),
                        [&](int64_t i, int64_t segment, uint32_t place) {
+                         __builtin_prefetch(rows_.data() + place +
+                                            SegmentPlaces::kPlacesAhead);
                          write(i, segment, rows_[place]);
                        });
       return;

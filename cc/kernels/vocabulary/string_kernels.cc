@@ -1,22 +1,22 @@
 // Kernels that keep the strings whose hashes are the keys of a vocabulary.
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/log/log.h"
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "cc/core/base/parallel_for.h"
 #include "cc/core/base/views.h"
 #include "cc/core/keys/bucket_layout.h"
 #include "cc/core/keys/find_keys.h"
 #include "cc/core/keys/string_store.h"
+#include "cc/core/memory/raw_array.h"
 #include "cc/core/rows/row_partition.h"
 #include "cc/core/tables/sharded_view.h"
 #include "cc/kernels/kernel_util.h"
@@ -39,6 +39,10 @@ using tensorflow::OpKernelContext;
 using tensorflow::ResourceHandle;
 using tensorflow::Tensor;
 using tensorflow::tstring;
+
+// The distance at which slots are prefetched before `StringStore::Add`, in
+// keys.
+constexpr int64_t kKeysAhead = 16;
 
 class StoreResource : public tensorflow::ResourceBase {
  public:
@@ -96,78 +100,87 @@ class KeepStringsOp : public Kernel {
   void Run(OpKernelContext* ctx) override {
     bool training;
     StorePtr resource;
+    OpInputList keys, strings;
     OP_REQUIRES_OK(ctx, GetScalar(ctx, "training", &training));
     if (!training) return;
     OP_REQUIRES_OK(ctx, GetStore(ctx, &resource));
-    std::vector<Item> items;
-    OP_REQUIRES_OK(ctx, FindNew(ctx, resource.get(), &items));
-    if (items.empty() && !removes_all_) return;
-    OP_REQUIRES_OK(ctx, Update(ctx, resource.get(), items));
+    OP_REQUIRES_OK(ctx, ctx->input_list("keys", &keys));
+    OP_REQUIRES_OK(ctx, ctx->input_list("strings", &strings));
+    int64_t max_size = 0;
+    for (int i = 0; i < keys.size(); ++i) {
+      OP_REQUIRES_OK(ctx, CheckSizes(keys[i], strings[i]));
+      max_size += keys[i].NumElements();
+    }
+    NewStrings added(max_size);
+    {
+      std::lock_guard<std::mutex> lock(resource->mutex());
+      for (int i = 0; i < keys.size(); ++i) {
+        FindNew(View<int64_t>(keys[i]), View<tstring>(strings[i]),
+                TfParallelFor(ctx), &resource->store(), &added);
+      }
+    }
+    if (added.size == 0 && !removes_all_) return;
+    OP_REQUIRES_OK(ctx, Update(ctx, resource.get(), added));
   }
 
  private:
-  // A key with its string, which points to an input.
-  struct Item {
-    int64_t key;
-    std::string_view text;
+  // Keys that have no string in the store, and their strings in the inputs. A
+  // key can occur several times.
+  struct NewStrings {
+    explicit NewStrings(int64_t max_size) : keys(max_size), texts(max_size) {}
+
+    RawArray<int64_t> keys;
+    RawArray<const tstring*> texts;
+    int64_t size = 0;
   };
 
-  // Appends the items whose keys have no string. Counts the items whose keys
-  // have another string.
-  absl::Status FindNew(OpKernelContext* ctx, StoreResource* resource,
-                       std::vector<Item>* items) const {
-    OpInputList keys, strings;
-    TF_RETURN_IF_ERROR(ctx->input_list("keys", &keys));
-    TF_RETURN_IF_ERROR(ctx->input_list("strings", &strings));
-    std::lock_guard<std::mutex> lock(resource->mutex());
-    for (int i = 0; i < keys.size(); ++i) {
-      TF_RETURN_IF_ERROR(CheckSizes(keys[i], strings[i]));
-      FindNewOf(ctx, View<int64_t>(keys[i]), View<tstring>(strings[i]),
-                &resource->store(), items);
-    }
-    return absl::OkStatus();
-  }
-
-  void FindNewOf(OpKernelContext* ctx, Span<const int64_t> keys,
-                 Span<const tstring> strings, StringStore* store,
-                 std::vector<Item>* items) const {
-    // Approximate time per key.
-    constexpr int64_t kNanosecondsPerKey = 50;
-    // Known strings are the usual case, so only the others are recorded.
-    struct Other {
-      int64_t index;
-      bool is_known;
+  // Appends the keys that have no string to `added`. Counts the keys that have
+  // another string. The caller must hold the mutex of the store.
+  void FindNew(Span<const int64_t> keys, Span<const tstring> strings,
+               const ParallelFor& parallel_for, StringStore* store,
+               NewStrings* added) const {
+    constexpr int64_t kNanosecondsPerKey = 20;
+    constexpr int64_t kKeysPerPart = 2048;
+    // Known strings are the usual case, so only the other keys are recorded. A
+    // record is the index i of a key, or -1 - i if the store has another string
+    // of the key. The records of a part begin at the index of its first key.
+    // They are therefore in the order of the batch, which determines which of
+    // two strings is kept.
+    const int64_t num_parts = (keys.size() + kKeysPerPart - 1) / kKeysPerPart;
+    const RawArray<int64_t> others(keys.size());
+    const RawArray<int64_t> num_others(num_parts);
+    const auto find_in_part = [&](int64_t part) {
+      const int64_t begin = part * kKeysPerPart;
+      const int64_t size = std::min(kKeysPerPart, keys.size() - begin);
+      int64_t* const out = others.data() + begin;
+      int64_t num_out = 0;
+      store->FindAll({keys.data() + begin, size},
+                     [&](int64_t i, const std::string_view* kept) {
+                       if (kept == nullptr) {
+                         out[num_out++] = begin + i;
+                       } else if (*kept != TextOf(strings[begin + i])) {
+                         out[num_out++] = -1 - (begin + i);
+                       }
+                     });
+      num_others[part] = num_out;
     };
-    std::vector<Other> others;
-    std::mutex mutex;
-    TfParallelFor(ctx)(keys.size(), kNanosecondsPerKey,
-                       [&](int64_t begin, int64_t end) {
-                         std::vector<Other> here;
-                         std::string_view kept;
-                         for (int64_t i = begin; i < end; ++i) {
-                           if (i + kSlotsAhead < end) {
-                             store->PrefetchSlot(keys[i + kSlotsAhead]);
-                           }
-                           if (i + kTextsAhead < end) {
-                             store->PrefetchText(keys[i + kTextsAhead]);
-                           }
-                           const bool is_known = store->Find(keys[i], &kept);
-                           if (!is_known || kept != TextOf(strings[i])) {
-                             here.push_back({i, is_known});
-                           }
-                         }
-                         std::lock_guard<std::mutex> lock(mutex);
-                         others.insert(others.end(), here.begin(), here.end());
-                       });
-    // The order of the batch determines which of two strings is kept.
-    std::sort(others.begin(), others.end(),
-              [](const Other& a, const Other& b) { return a.index < b.index; });
-    for (const auto& [i, is_known] : others) {
-      std::string_view kept;
-      if (is_known && store->Find(keys[i], &kept)) {
+    parallel_for(num_parts, kNanosecondsPerKey * kKeysPerPart,
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t p = begin; p < end; ++p) find_in_part(p);
+                 });
+    for (int64_t part = 0; part < num_parts; ++part) {
+      const int64_t* const records = others.data() + part * kKeysPerPart;
+      for (int64_t j = 0; j < num_others[part]; ++j) {
+        const int64_t record = records[j];
+        if (record >= 0) {
+          added->keys[added->size] = keys[record];
+          added->texts[added->size++] = &strings[record];
+          continue;
+        }
+        const int64_t i = -1 - record;
+        std::string_view kept;
+        store->Find(keys[i], &kept);
         CountCollision(kept, TextOf(strings[i]), store);
-      } else {
-        items->push_back({keys[i], TextOf(strings[i])});
       }
     }
   }
@@ -176,7 +189,7 @@ class KeepStringsOp : public Kernel {
   // have no row. The variables of the keys are locked, so that no key gets or
   // loses a row during this call.
   absl::Status Update(OpKernelContext* ctx, StoreResource* resource,
-                      const std::vector<Item>& items) const {
+                      const NewStrings& added) const {
     RowPartition buckets;
     BucketLayout layout;
     LockedShards locked;
@@ -187,42 +200,36 @@ class KeepStringsOp : public Kernel {
         locked.Lock(ctx, {"shards"}, LockedShards::Mode::kShared));
     TF_RETURN_IF_ERROR(
         locked.View(0, table_ + " (keys)", buckets, {kKeysPerBucket}, &stored));
-    const auto has_row = [&](const std::vector<int64_t>& keys) {
-      std::vector<int64_t> rows(keys.size());
-      FindKeys(layout, stored, keys, TfParallelFor(ctx), rows);
-      return rows;
-    };
-    std::vector<int64_t> keys;
-    keys.reserve(items.size());
-    for (const Item& item : items) keys.push_back(item.key);
-    const std::vector<int64_t> rows = has_row(keys);
+    const ParallelFor parallel_for = TfParallelFor(ctx);
+    const RawArray<int64_t> rows(added.size);
+    FindKeys(layout, stored, {added.keys.data(), added.size}, parallel_for,
+             rows);
     std::lock_guard<std::mutex> lock(resource->mutex());
     StringStore& store = resource->store();
-    int64_t num_added = 0;
-    for (size_t i = 0; i < items.size(); ++i) {
-      if (i + kSlotsAhead < items.size()) {
-        store.PrefetchSlot(items[i + kSlotsAhead].key);
+    const int64_t old_size = store.size();
+    for (int64_t i = 0; i < added.size; ++i) {
+      if (i + kKeysAhead < added.size) {
+        store.PrefetchSlot(added.keys[i + kKeysAhead]);
       }
       if (rows[i] == kNoRow) continue;
+      const std::string_view text = TextOf(*added.texts[i]);
       std::string_view kept;
-      if (store.Find(items[i].key, &kept)) {
-        if (kept != items[i].text) CountCollision(kept, items[i].text, &store);
-        continue;
-      }
-      TF_RETURN_IF_ERROR(ToTf(store.Add(items[i].key, items[i].text)));
-      ++num_added;
+      TF_RETURN_IF_ERROR(ToTf(store.Add(added.keys[i], text, &kept)));
+      if (kept != text) CountCollision(kept, text, &store);
     }
+    const auto select = [&](Span<const int64_t> keys, Span<bool> has_no_row) {
+      const RawArray<int64_t> rows_of_keys(keys.size());
+      FindKeys(layout, stored, keys, parallel_for, rows_of_keys);
+      for (int64_t i = 0; i < keys.size(); ++i) {
+        has_no_row[i] = rows_of_keys[i] == kNoRow;
+      }
+    };
     // Each added string pays for a few slots. All strings of evicted keys are
     // therefore removed after a bounded number of new strings.
-    const std::vector<int64_t> visited =
-        removes_all_ ? store.Keys() : store.NextKeys(kSlotsPerNew * num_added);
-    const std::vector<int64_t> visited_rows = has_row(visited);
-    for (size_t i = 0; i < visited.size(); ++i) {
-      if (i + kTextsAhead < visited.size() &&
-          visited_rows[i + kTextsAhead] == kNoRow) {
-        store.PrefetchText(visited[i + kTextsAhead]);
-      }
-      if (visited_rows[i] == kNoRow) store.Remove(visited[i]);
+    if (removes_all_) {
+      store.RemoveAll(select);
+    } else {
+      store.RemoveNext(kSlotsPerNew * (store.size() - old_size), select);
     }
     return absl::OkStatus();
   }
@@ -241,9 +248,6 @@ class KeepStringsOp : public Kernel {
   }
 
   static constexpr int64_t kSlotsPerNew = 4;
-  // The distances at which slots and strings are prefetched, in keys.
-  static constexpr int64_t kSlotsAhead = 16;
-  static constexpr int64_t kTextsAhead = 8;
 
   std::string table_;
   bool removes_all_;
@@ -268,11 +272,11 @@ class ReadStringsOp : public Kernel {
     const Span<tstring> out = MutableView<tstring>(strings);
     const Span<bool> known = MutableView<bool>(is_known);
     std::lock_guard<std::mutex> lock(resource->mutex());
-    for (int64_t i = 0; i < of.size(); ++i) {
-      std::string_view text;
-      known[i] = resource->store().Find(of[i], &text);
-      if (known[i]) out[i].assign(text.data(), text.size());
-    }
+    resource->store().FindAll(of, [&](int64_t i, const std::string_view* text) {
+      known[i] = text != nullptr;
+      if (!known[i]) return;
+      out[i].assign(text->data(), text->size());
+    });
   }
 };
 
@@ -292,6 +296,7 @@ class LoadStringsOp : public Kernel {
     const Span<const tstring> texts = View<tstring>(*strings);
     StringStore loaded;
     for (int64_t i = 0; i < of.size(); ++i) {
+      if (i + kKeysAhead < of.size()) loaded.PrefetchSlot(of[i + kKeysAhead]);
       OP_REQUIRES_OK(ctx, ToTf(loaded.Add(of[i], TextOf(texts[i]))));
     }
     std::lock_guard<std::mutex> lock(resource->mutex());
