@@ -166,6 +166,8 @@ void FindBySegment(const BucketLayout& layout,
                });
   places.ForKeys(parallel_for, 2, grouped.segments(),
                  [&](int64_t i, int64_t segment, uint32_t place) {
+                   __builtin_prefetch(relative_rows.data() + place +
+                                      SegmentPlaces::kPlacesAhead);
                    const uint32_t row = relative_rows[place];
                    rows[i] = row == kNoRelativeRow || keys[i] == kEmptyKey
                                  ? kNoRow
