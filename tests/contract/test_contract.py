@@ -8,6 +8,7 @@ import collections
 import re
 
 import pytest
+import tensorflow as tf
 
 from tests import processes
 from tests.contract import page, programs, trial
@@ -84,16 +85,32 @@ def tried(request, tmp_path_factory):
     return one
 
 
+def groups():
+    """Returns the parameters of the tests that run the programs of a group."""
+    is_old = tf.__version__ < "2.21"
+    return [
+        pytest.param(
+            group,
+            marks=pytest.mark.skipif(
+                is_old and group == "sparse_cores",
+                reason="TPUEmbeddingV2 of TensorFlow 2.20 supports only one "
+                "feature",
+            ),
+        )
+        for group in trial.GROUPS
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.covering(None)
-@pytest.mark.parametrize("group", trial.GROUPS)
+@pytest.mark.parametrize("group", groups())
 def test_some_features_are_in_their_declared_state(group, tried):
     assert not tried.problems(few(group))
 
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("full_group", trial.GROUPS)
+@pytest.mark.parametrize("full_group", groups())
 def test_all_features_are_in_their_declared_state(full_group, tried):
     assert not tried.problems(many(full_group))
 
