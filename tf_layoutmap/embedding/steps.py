@@ -1,5 +1,6 @@
 """Parts of a step that several engines use.
 
+- `check_structures` checks the structures of ids and weights.
 - `read_gradient` checks gradients, and `zero_gradient` replaces missing
   gradients. `hyperparameters` calls dynamic learning rates.
 - `StepQueues` stores the steps between `enqueue` and `apply_gradients`.
@@ -25,7 +26,26 @@ from absl import logging
 
 from tf_layoutmap._core import tf_private
 from tf_layoutmap._core.strategies import HOST
+from tf_layoutmap.embedding import inputs
 from tf_layoutmap.embedding.configs import config
+
+
+def check_structures(features: Any, weights: Any | None, config: Any) -> list:
+    """Checks the structures of the inputs of a step.
+
+    Args:
+      features: Ids, in the structure of `config`.
+      weights: None, or weights in the structure of `config`.
+      config: The argument `feature_config` of the embedding.
+
+    Returns:
+      One weight, or None, for each leaf of `config`.
+
+    Raises:
+      TypeError, ValueError: See `inputs.check_same_structure`.
+    """
+    inputs.check_same_structure(features, "features", config, "feature_config")
+    return inputs.flatten_weights(weights, config, like="feature_config")
 
 
 def read_gradient(

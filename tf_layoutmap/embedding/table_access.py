@@ -99,7 +99,7 @@ class TableAccess:
 
     def _tables_to_export(self) -> list[TableToExport]:
         """Returns the tables that `tlm.export` stores in a SavedModel."""
-        all_rows = self.embedding_tables
+        all_rows = self._rows_to_export()
         vocabularies = self.vocabularies
         return [
             TableToExport(
@@ -117,6 +117,10 @@ class TableAccess:
             )
             for table_config, spec in self._tables()
         ]
+
+    def _rows_to_export(self) -> Mapping[Any, Any]:
+        """Returns the rows of the tables by `TableConfig`."""
+        return self.embedding_tables
 
     def _current_vocabulary(
         self, table: int

@@ -16,6 +16,7 @@ from tf_layoutmap.embedding import inputs as embedding_inputs
 from tf_layoutmap.embedding import packing, replicas
 from tf_layoutmap.embedding.host import shapes as host_shapes
 from tf_layoutmap.embedding.host.engine import StepInputs
+from tf_layoutmap.embedding.steps import check_structures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,12 +122,7 @@ class BatchReader:
             # separate tensor for each feature: gathering over processes, and
             # assigning rows to keys.
             return self.unpacked_features(packed)
-        embedding_inputs.check_same_structure(
-            features, "features", self._feature_config, "feature_config"
-        )
-        flat_weights = embedding_inputs.flatten_weights(
-            weights, self._feature_config, like="feature_config"
-        )
+        flat_weights = check_structures(features, weights, self._feature_config)
         return [
             self._shapes.read_input(index, value, weight)
             for index, (value, weight) in enumerate(

@@ -31,7 +31,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tf_layoutmap._core import placeholders, tf_private
+from tf_layoutmap._core import tf_private
 from tf_layoutmap._core.strategies import HOST
 from tf_layoutmap.embedding import (
     inputs,
@@ -44,7 +44,6 @@ from tf_layoutmap.embedding.checkpoints import layouts
 from tf_layoutmap.embedding.checkpoints.restoring import SparseCoreRestore
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.state import EmbeddingState
-from tf_layoutmap.embedding.table_to_export import TableToExport
 from tf_layoutmap.embedding.tpu import batches
 from tf_layoutmap.embedding.tpu_embedding import EmbeddingBase, EmbeddingOptions
 from tf_layoutmap.embedding.v2.stacked_table import (
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
     from tf_layoutmap._core.types import Features
 
 _tpu = tf.tpu.experimental.embedding
-_no_autograph = tf.autograph.experimental.do_not_convert
 
 # TensorFlow's class has lists with this number of elements.
 _MAX_CORES_PER_CHIP = 4
@@ -269,31 +267,12 @@ class SparseCoreMethods(_Embedding):
             for table_config, table in self._tables()
         }
 
-    def _tables_to_export(self) -> list[TableToExport]:
+    def _rows_to_export(self) -> dict[Any, Any]:
         variables = self._variables_of_tables()
-        return [
-            TableToExport(
-                owner=self,
-                name_in_owner=table.name,
-                name=table.name,
-                weight=variables[table.name]["parameters"].copy(),
-                num_rows=table.num_rows,
-                dim=table.dim,
-                dtype="float32",
-                alias=table_config,
-            )
+        return {
+            table_config: variables[table.name]["parameters"].copy()
             for table_config, table in self._tables()
-        ]
-
-    @_no_autograph
-    def __call__(
-        self, features: Features, weights: Features | None = None
-    ) -> Any:
-        """Looks up the ids in `features`; see `TPUEmbeddingV2`."""
-        stand_in = placeholders.placeholder_of(self)
-        if stand_in is not None:
-            return stand_in(features, weights)
-        return super().__call__(features, weights)
+        }
 
     def _variables_of_tables(self) -> dict[str, dict[str, Any]]:
         return {
@@ -315,12 +294,8 @@ class SparseCoreMethods(_Embedding):
         device: str | None = None,
     ) -> Any:
         """Prepares a batch on the host; see `TPUEmbeddingV2`."""
-        feature_config = self._state.feature_config
-        inputs.check_same_structure(
-            features, "features", feature_config, "feature_config"
-        )
-        flat_weights = inputs.flatten_weights(
-            weights, feature_config, like="feature_config"
+        flat_weights = steps.check_structures(
+            features, weights, self._state.feature_config
         )
         for feature, value, weight in zip(
             self._state.spec.features, tf.nest.flatten(features), flat_weights

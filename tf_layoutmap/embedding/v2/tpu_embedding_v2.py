@@ -379,12 +379,7 @@ class TPUEmbeddingV2(EmbeddingBase):
         # The inputs of a TPU program must be unchanged arguments.
         if self._state.backend.is_on_tpu or packing.is_packed(features, config):
             return features, weights
-        inputs.check_same_structure(
-            features, "features", config, "feature_config"
-        )
-        flat_weights = inputs.flatten_weights(
-            weights, config, like="feature_config"
-        )
+        flat_weights = steps.check_structures(features, weights, config)
         # A program of a TPU copies the conversion to the host.
         with (
             contextlib.nullcontext()
@@ -438,10 +433,7 @@ class TPUEmbeddingV2(EmbeddingBase):
         """
         config = self._state.feature_config
         if not packing.is_packed(features, config):
-            inputs.check_same_structure(
-                features, "features", config, "feature_config"
-            )
-            inputs.flatten_weights(weights, config, like="feature_config")
+            steps.check_structures(features, weights, config)
         if device is not None:
             self._state.replicas.of_device(device)
         return Enqueued(features, weights)
@@ -542,6 +534,8 @@ def _class_on_sparse_cores() -> type[TPUEmbeddingV2]:
     ):
         """Embedding tables on the SparseCores of a TPU."""
 
+        # TensorFlow's method has no placeholder for `tlm.export`.
+        __call__ = TPUEmbeddingV2.__call__
         # TensorFlow's method counts only the samples of the first feature.
         compute_sparse_core_stats = staticmethod(
             TPUEmbeddingV2.compute_sparse_core_stats
