@@ -23,12 +23,6 @@ from absl import flags
 from benchmarks import timing
 from benchmarks.cluster import processes
 
-_ROWS = flags.DEFINE_multi_enum(
-    "processor_time_rows",
-    ["shapes", "servers", "tables", "layers"],
-    ["shapes", "servers", "tables", "layers"],
-    "Ratios that `cluster_processor_time` measures.",
-)
 _STEPS_PER_CLOSURE = (1, 16)
 # Number of steps in a round, which is a multiple of the steps per closure.
 _NUM_STEPS = 64
@@ -91,6 +85,12 @@ _RATIOS = {
         )
     ],
 }
+_ROWS = flags.DEFINE_multi_enum(
+    "processor_time_rows",
+    list(_RATIOS),
+    list(_RATIOS),
+    "Ratios that `cluster_processor_time` measures.",
+)
 
 
 def report(

@@ -62,6 +62,13 @@ REFERENCE = Absent(
     "The default strategy has one replica. Its numbers are the reference of "
     "the row."
 )
+SEVERAL_LOCAL_REPLICAS = row(
+    "several local replicas",
+    host=REFERENCE,
+    replicated=LOCAL_REPLICAS_NEED_GPUS,
+    sharded=LOCAL_REPLICAS_NEED_GPUS,
+    servers=ONE_REPLICA_PER_WORKER,
+)
 ONE_ORDER = Absent(
     'Only `over_processes="sharded"` has the argument '
     '`gradient_aggregation="local"`.'
@@ -219,13 +226,7 @@ SECTIONS["loop"] = Section(
             ),
             row("learning rate that is a function"),
             row("reading a table"),
-            row(
-                "several local replicas",
-                host=REFERENCE,
-                replicated=LOCAL_REPLICAS_NEED_GPUS,
-                sharded=LOCAL_REPLICAS_NEED_GPUS,
-                servers=ONE_REPLICA_PER_WORKER,
-            ),
+            SEVERAL_LOCAL_REPLICAS,
         ]
     ),
 )
@@ -286,13 +287,7 @@ SECTIONS["v2"] = Section(
             ),
             row("learning rate that is a function"),
             row("reading a table"),
-            row(
-                "several local replicas",
-                host=REFERENCE,
-                replicated=LOCAL_REPLICAS_NEED_GPUS,
-                sharded=LOCAL_REPLICAS_NEED_GPUS,
-                servers=ONE_REPLICA_PER_WORKER,
-            ),
+            SEVERAL_LOCAL_REPLICAS,
         ]
     ),
 )
@@ -347,13 +342,7 @@ SECTIONS["sharded"] = Section(
             row("constraint"),
             row("regularizer", tpu_host=NO_REGULARIZER_BESIDE_TPU),
             row("several calls of the layer in a step"),
-            row(
-                "several local replicas",
-                host=REFERENCE,
-                replicated=LOCAL_REPLICAS_NEED_GPUS,
-                sharded=LOCAL_REPLICAS_NEED_GPUS,
-                servers=ONE_REPLICA_PER_WORKER,
-            ),
+            SEVERAL_LOCAL_REPLICAS,
             row("`EarlyStopping(restore_best_weights=True)`"),
             row(
                 "`EarlyStopping(restore_best_weights=True)`, open vocabulary",

@@ -109,7 +109,9 @@ class Runtime:
           replica: Function of the ids and gradients of one replica. Default:
             one lookup and one update.
         """
-        replica = replica or step_of(embedding)
+        self._train(replica or step_of(embedding), batches)
+
+    def _train(self, replica: Replica, batches: Sequence[Batch]) -> None:
         step = tf.function(
             lambda ids, gradients: self.strategy.run(replica, (ids, gradients))
         )
@@ -440,13 +442,8 @@ class Servers(Runtime):
         # `tlm.ps.connect` does.
         tlm.ps.Datasets(lambda: tf.data.Dataset.range(1))
 
-    def train(
-        self,
-        embedding: Any,
-        batches: Sequence[Batch],
-        replica: Replica | None = None,
-    ) -> None:
-        step = tf.function(replica or step_of(embedding))
+    def _train(self, replica: Replica, batches: Sequence[Batch]) -> None:
+        step = tf.function(replica)
         for batch in batches:
             ids, gradients = tf.nest.map_structure(tf.constant, batch)
             self._coordinator.schedule(step, args=(ids, gradients))
@@ -507,20 +504,14 @@ class SparseCores(TPU):
 
     name = "sparse_cores"
 
-    def train(
-        self,
-        embedding: Any,
-        batches: Sequence[Batch],
-        replica: Replica | None = None,
-    ) -> None:
+    def _train(self, replica: Replica, batches: Sequence[Batch]) -> None:
         """Runs the steps in a loop, because TensorFlow pipelines only loops."""
-        step = replica or step_of(embedding)
         stacked = tf.nest.map_structure(
             lambda *parts: np.stack(parts), *batches
         )
 
         def step_of_loop(number: Any, ids: Any, gradients: Any) -> None:
-            step(
+            replica(
                 *(
                     {k: v[number] for k, v in part.items()}
                     for part in (ids, gradients)

@@ -22,14 +22,7 @@ NUM_ROWS, DIM, LENGTH = 16, 4, 3
 CAPACITY = 64
 
 
-def program(feature: str) -> Callable[[steps.Program], steps.Program]:
-    """Registers a function as the program of a feature."""
-
-    def register(function: steps.Program) -> steps.Program:
-        PROGRAMS[feature] = function
-        return function
-
-    return register
+program = steps.registrar(PROGRAMS)
 
 
 def model_of(

@@ -24,14 +24,22 @@ NUM_ITEMS, NUM_USERS = 20, 12
 CAPACITY = 64
 
 
-def program(feature: str) -> Callable[[Program], Program]:
-    """Registers a function as the program of a feature."""
+def registrar(
+    programs: dict[str, Program],
+) -> Callable[[str], Callable[[Program], Program]]:
+    """Returns a decorator that adds the program of a feature to `programs`."""
 
-    def register(function: Program) -> Program:
-        PROGRAMS[feature] = function
-        return function
+    def program(feature: str) -> Callable[[Program], Program]:
+        def register(function: Program) -> Program:
+            programs[feature] = function
+            return function
 
-    return register
+        return register
+
+    return program
+
+
+program = registrar(PROGRAMS)
 
 
 def initializer(

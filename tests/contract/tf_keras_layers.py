@@ -3,7 +3,6 @@
 Each program runs one feature on any runtime and returns numbers by name.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -19,14 +18,7 @@ tpu = tf.tpu.experimental.embedding
 PROGRAMS: dict[str, steps.Program] = {}
 
 
-def program(feature: str) -> Callable[[steps.Program], steps.Program]:
-    """Registers a function as the program of a feature."""
-
-    def register(function: steps.Program) -> steps.Program:
-        PROGRAMS[feature] = function
-        return function
-
-    return register
+program = steps.registrar(PROGRAMS)
 
 
 def model_of(

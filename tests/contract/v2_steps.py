@@ -15,14 +15,7 @@ tpu = tf.tpu.experimental.embedding
 PROGRAMS: dict[str, steps.Program] = {}
 
 
-def program(feature: str) -> Any:
-    """Registers a function as the program of a feature."""
-
-    def register(function: steps.Program) -> steps.Program:
-        PROGRAMS[feature] = function
-        return function
-
-    return register
+program = steps.registrar(PROGRAMS)
 
 
 def embedding_of(
@@ -76,6 +69,14 @@ def batches_of(count: int, seed: int = 0) -> list[Any]:
     ]
 
 
+def sums(gradients: Any, activations: Any) -> dict[str, tf.Tensor]:
+    """Returns gradients that depend on the rows of the step."""
+    return {
+        name: gradient + activations[name]
+        for name, gradient in gradients.items()
+    }
+
+
 @program("closed table")
 def closed_table(runtime: Runtime) -> dict[str, Array]:
     embedding = embedding_of(runtime)
@@ -115,13 +116,7 @@ def two_lookups(runtime: Runtime) -> dict[str, Array]:
     def replica(ids: Any, gradients: Any) -> None:
         _, preserved = embedding(ids)
         activations, _ = embedding(ids)
-        embedding.apply_gradients(
-            {
-                name: gradient + activations[name]
-                for name, gradient in gradients.items()
-            },
-            preserved,
-        )
+        embedding.apply_gradients(sums(gradients, activations), preserved)
 
     runtime.train(embedding, batches_of(4), replica)
     return runtime.values(embedding)
@@ -164,7 +159,6 @@ def checkpoint_of_v1(runtime: Runtime) -> dict[str, Array]:
 
 def restored_values(runtime: Runtime, cls: Any) -> dict[str, Array]:
     """Continues a checkpoint of an embedding of the class."""
-    path = runtime.path("source")
     if cls is tlm.TPUEmbedding:
         source = Runtime()
         source.start(runtime.folder / f"host_{runtime.is_first}")
@@ -220,13 +214,7 @@ def pipelining(runtime: Runtime) -> dict[str, Array]:
 
     def replica(ids: Any, gradients: Any) -> None:
         activations, preserved = embedding(ids)
-        embedding.apply_gradients(
-            {
-                name: gradient + activations[name]
-                for name, gradient in gradients.items()
-            },
-            preserved,
-        )
+        embedding.apply_gradients(sums(gradients, activations), preserved)
 
     runtime.train(embedding, batches_of(4), replica)
     return runtime.values(embedding)

@@ -15,6 +15,19 @@ from tests.emulation import runner
 KERAS_RS = ("keras_rs_fit",) if importlib.util.find_spec("keras_rs") else ()
 
 
+def run_code(code):
+    """Runs Python code in a separate process."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=runner.ROOT,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        env=runner.environment(),
+        check=False,
+    )
+
+
 @pytest.fixture(scope="module")
 def two_cores():
     """Returns the failures of each program for two cores on one host."""
@@ -217,11 +230,8 @@ def test_the_snippets_of_a_page_with_a_tpu_run(page):
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_program_can_assign_our_classes_to_the_names_of_tensorflow():
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            """
+    done = run_code(
+        """
 import tensorflow as tf
 import tf_layoutmap as tlm
 tpu = tf.tpu.experimental.embedding
@@ -237,25 +247,15 @@ with strategy.scope():
 def look_up():
     return strategy.run(lambda: embedding([tf.range(8)])[0])
 print(strategy.experimental_local_results(look_up()[0])[1].numpy().sum())
-""",
-        ],
-        cwd=runner.ROOT,
-        text=True,
-        capture_output=True,
-        timeout=120,
-        env=runner.environment(),
-        check=False,
+"""
     )
     assert done.stdout == "64.0\n", done.stderr
 
 
 @pytest.mark.slow
 def test_enable_in_an_unsuitable_process_raises():
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            """
+    done = run_code(
+        """
 import tensorflow as tf
 tf.constant(1.0)
 import tf_layoutmap as tlm
@@ -273,14 +273,7 @@ try:
     tlm.emulation.report()
 except RuntimeError as error:
     print(error)
-""",
-        ],
-        cwd=runner.ROOT,
-        text=True,
-        capture_output=True,
-        timeout=120,
-        env=runner.environment(),
-        check=False,
+"""
     )
     assert done.returncode == 0, done.stderr
     started, foreign, disabled = done.stdout.splitlines()

@@ -32,9 +32,8 @@ constexpr int64_t kBlock = 1024;
 // For fewer keys, the preparation of the kernel takes longer than the search.
 constexpr int64_t kMinKeysForKernel = 256;
 
-// Returns the lanes of each segment. Returns an empty vector if a segment is
-// not contiguous in one shard, or if `stored` contains only some of the
-// segments.
+// Returns the lanes of each segment. Returns an empty vector if the buckets of
+// a segment are in several shards, or if `stored` lacks a segment.
 std::vector<const int64_t*> LanesOfSegments(
     const BucketLayout& layout, const ShardedView<const int64_t>& stored) {
   std::vector<const int64_t*> lanes(layout.num_segments());

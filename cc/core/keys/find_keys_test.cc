@@ -78,8 +78,8 @@ TEST(FindKeysTest, EachKeyIsFoundInItsBuckets) {
 }
 
 TEST(FindKeysTest, SegmentsCanBeInSeveralShards) {
-  // With 64 shards, each shard has one segment. With 3 shards, two segments are
-  // not contiguous.
+  // With 64 shards, each shard has one segment. With 3 shards, the buckets of
+  // two segments are in several shards.
   for (const int32_t num_shards : {2, 3, 64}) {
     for (const double known : {0.2, 1.0}) {
       TestFindKeys(5000, known, num_shards);
