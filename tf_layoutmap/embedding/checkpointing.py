@@ -282,7 +282,7 @@ class CheckpointHooks(TableRestore, _Trackable):
                 for table in tables
             },
             {
-                table.name: [slot.name for slot in table.slots]
+                table.name: {slot.name: slot.is_per_row for slot in table.slots}
                 for table in tables
             },
         )

@@ -47,9 +47,11 @@ def embedding_of(optimizer, sizes=TABLES, num_shards=1, **options):
     )
 
 
-def trained(optimizer=None, num_shards=2):
+def trained(optimizer=None, num_shards=2, sizes=TABLES):
     """Returns an embedding whose rows and slot variables all differ."""
-    embedding = embedding_of(optimizer or tpu.Adam(0.1), num_shards=num_shards)
+    embedding = embedding_of(
+        optimizer or tpu.Adam(0.1), sizes, num_shards=num_shards
+    )
     embedding.build()
     generator = np.random.default_rng(0)
     for variable in [
@@ -108,6 +110,9 @@ def restore(embedding, path, **others):
         tpu.AdagradMomentum(0.1, momentum=0.5),
         tpu.Adam(0.1),
         tpu.FTRL(0.1),
+        # These have slot variables with one number per row.
+        tlm.optimizers.LAMB(0.1),
+        tlm.optimizers.RowwiseAdagrad(0.1),
     ],
     ids=lambda one: type(one).__name__,
 )
@@ -128,6 +133,30 @@ def test_rows_and_slots_survive_other_numbers_of_cores(optimizer, tmp_path):
     assert (
         before.get_variable_to_shape_map() == after.get_variable_to_shape_map()
     )
+
+
+def test_tables_with_one_column_are_stacked_with_others(tmp_path):
+    """Only the other table shows that a variable has one number per row."""
+    sizes = {"ads": (5, 1), "users": (9, 3)}
+    for name, layouts in (
+        ("together", stacks.layouts_of({"s": sizes}, 2)),
+        (
+            "alone",
+            stacks.layouts_of({name: {name: sizes[name]} for name in sizes}, 2),
+        ),
+    ):
+        embedding = trained(tlm.optimizers.LAMB(0.1), sizes=sizes)
+        source = tf.train.Checkpoint(e=embedding).write(
+            str(tmp_path / f"host_{name}")
+        )
+        paths = [str(tmp_path / f"{name}_{end}") for end in ("cores", "host")]
+        tlm.planning.convert_checkpoint(source, paths[0], layouts)
+        tlm.planning.convert_checkpoint(paths[0], paths[1])
+        for path in paths:
+            found = embedding_of(tlm.optimizers.LAMB(0.1), sizes)
+            found.build()
+            tf.train.Checkpoint(e=found).read(path).assert_consumed()
+            check_same(values_of(found), values_of(embedding))
 
 
 @pytest.mark.parametrize("built", [False, True])
@@ -234,6 +263,20 @@ def test_tables_that_do_not_match_change_nothing(
         restore(found, path, dense=dense)
     check_same(values_of(found), wanted)
     assert dense.numpy() == 0.0
+
+
+def test_another_shape_of_a_slot_variable_changes_nothing(tmp_path):
+    """The slot variables of two optimizers can have the same names."""
+    path = stacked(trained(tpu.Adagrad(0.1)), tmp_path)
+    found = embedding_of(tlm.optimizers.RowwiseAdagrad(0.1))
+    found.build()
+    before = values_of(found)
+    with pytest.raises(
+        ValueError,
+        match=r"'accumulators' of table .* \[128, 1\]\. Received: .*, 8\]",
+    ):
+        restore(found, path)
+    check_same(values_of(found), before)
 
 
 def test_tables_that_sparse_cores_do_not_have_raise(tmp_path):

@@ -21,7 +21,7 @@ tpu = tf.tpu.experimental.embedding
 NUM_WORKERS = 2
 
 
-def embedding(**options):
+def embedding(users_dtype="bfloat16", **options):
     """Returns tables of several optimizers; the table `random` has no seed."""
 
     def rows(shape):
@@ -42,7 +42,7 @@ def embedding(**options):
             "random": tpu.FeatureConfig(random),
         },
         None,
-        table_dtypes={"users": "bfloat16"},
+        table_dtypes={"users": users_dtype},
         rounding_seed=3,
         **options,
     )

@@ -1,6 +1,6 @@
 """One process of a group with sharded tables.
 
-    python program.py FOLDER NUM_STEPS [DIES_BEFORE]
+    python program.py FOLDER NUM_STEPS [USERS_DTYPE [DIES_BEFORE]]
 
 Trains `multi_process_program.embedding()`. Writes to FOLDER the checkpoints
 `start` and `end` of process 0, and the activations and rows of this process.
@@ -34,13 +34,13 @@ def own_rows(embedding):
     return found
 
 
-def main(folder, num_steps, dies_before=None):
+def main(folder, num_steps, users_dtype="bfloat16", dies_before=None):
     folder = pathlib.Path(folder)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     task = json.loads(os.environ["TF_CONFIG"])
     worker, size = task["task"]["index"], len(task["cluster"]["worker"])
     with strategy.scope():
-        embedding = plan.embedding(over_processes="sharded")
+        embedding = plan.embedding(users_dtype, over_processes="sharded")
     save = checkpoints.restored(embedding, folder, worker)
     save("start")
     step = plan.train_step(embedding, strategy)

@@ -146,12 +146,11 @@ def _find_embedding(
 
 def _slots(
     saved: SavedEmbedding, layouts: Mapping[str, TableLayout]
-) -> dict[str, set[str]]:
+) -> dict[str, dict[str, bool]]:
     """Returns the slot variables that each table of the new layouts needs."""
-    slots = {
-        name: saved.slots(name) - {_ROUNDING_STEPS} for name in saved.layouts
-    }
+    slots = {name: saved.slots(name) for name in saved.layouts}
     for name, owned in slots.items():
+        owned.pop(_ROUNDING_STEPS, None)
         if parts.KEYS in owned:
             raise ValueError(
                 f"Table {name!r} must have ids that are row indices, because "
@@ -161,7 +160,10 @@ def _slots(
             )
     for group in table_layouts.by_stack(layouts.values()).values():
         names = [layout.table_name for layout in group]
-        in_stack = set().union(*(slots.get(name, ()) for name in names))
+        in_stack: dict[str, bool] = {}
+        for name in names:
+            for slot, is_per_row in slots.get(name, {}).items():
+                in_stack[slot] = is_per_row or in_stack.get(slot, False)
         slots.update(dict.fromkeys(names, in_stack))
     return slots
 

@@ -67,16 +67,24 @@ def _rows(layout: TableLayout) -> tuple[Any, ...]:
     )
 
 
-def stack_shape(layout: TableLayout) -> tuple[int, int]:
-    """Returns the shape of the stacked variable that contains a table."""
+def stack_shape(layout: TableLayout, is_per_row: bool) -> tuple[int, int]:
+    """Returns the shape of the stacked variable that contains a table.
+
+    Args:
+      layout: Layout of the table.
+      is_per_row: Whether the variable has one number per row, which is not
+        padded.
+    """
     return (
         layout.num_sparse_cores * layout.total_rows_per_sparse_core_shard,
-        layout.unsharded_padded_shape[1],
+        1 if is_per_row else layout.unsharded_padded_shape[1],
     )
 
 
 def unstacked(stack: Array, layout: TableLayout) -> Array:
     """Returns one table of a stacked variable, without padding.
+
+    If the variable has one number per row, so does the result.
 
     >>> layout = TableLayout(
     ...     num_sparse_cores=2, sparse_core_shard_row_offset=1,
@@ -93,22 +101,29 @@ def unstacked(stack: Array, layout: TableLayout) -> Array:
         -layout.sparse_core_shard_rotation,
         axis=0,
     )
-    return blocks.swapaxes(0, 1).reshape(-1, dim)[:num_rows]
+    return blocks.swapaxes(0, 1).reshape(-1, blocks.shape[2])[:num_rows]
 
 
 def stacked(
-    tables: Iterable[tuple[Array, float]], layouts: Sequence[TableLayout]
+    tables: Iterable[tuple[Array, float]],
+    layouts: Sequence[TableLayout],
+    is_per_row: bool = False,
 ) -> Array:
     """Returns the stacked variable of several tables.
 
     Args:
       tables: The rows of each table, and the value of its padding.
       layouts: Layouts of the tables.
+      is_per_row: Whether the variable has one number per row.
     """
-    stack = np.zeros(stack_shape(layouts[0]), np.float32)
+    stack = np.zeros(stack_shape(layouts[0], is_per_row), np.float32)
     blocks = stack.reshape(layouts[0].num_sparse_cores, -1, stack.shape[1])
     for (rows, padding), layout in zip(tables, layouts, strict=True):
-        padded = np.full(layout.unsharded_padded_shape, padding, np.float32)
+        padded = np.full(
+            (layout.unsharded_padded_shape[0], stack.shape[1]),
+            padding,
+            np.float32,
+        )
         padded[: rows.shape[0], : rows.shape[1]] = rows
         blocks[:, _rows_in_block(layout)] = np.roll(
             padded.reshape(-1, len(blocks), stack.shape[1]).swapaxes(0, 1),

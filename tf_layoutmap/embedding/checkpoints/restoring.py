@@ -209,9 +209,10 @@ class SparseCoreRestore(TableRestore, _Embedding):
             optimizer = optimizer_specs.read_optimizer(
                 table.optimizer, table=table.name
             )
-            slots[table.name] = [
-                slot.name for slot in (optimizer.slots if optimizer else ())
-            ]
+            slots[table.name] = {
+                slot.name: slot.is_per_row
+                for slot in (optimizer.slots if optimizer else ())
+            }
         return self.embedding_layouts, slots
 
     def _restored_variables(self) -> Variables | None:

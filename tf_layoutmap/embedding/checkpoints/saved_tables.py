@@ -9,7 +9,7 @@ contains the layouts of all tables. Otherwise, each table is a stack.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,9 @@ PARAMETERS = "parameters"
 LAYOUTS = "_sparse_core_table_layouts"
 
 Graph = trackable_object_graph_pb2.TrackableObjectGraph
-# Names of the slot variables of each table.
-Slots = Mapping[str, Collection[str]]
+# The slot variables of each table, by table and name. The value says whether
+# the variable has one number per row (see `SlotSpec.is_per_row`).
+Slots = Mapping[str, Mapping[str, bool]]
 
 
 @dataclasses.dataclass(eq=False)
@@ -59,10 +60,20 @@ class SavedEmbedding:
     read_tensor: Callable[[str], Any]
     _last: tuple[str, Array] | None = None
 
-    def slots(self, table: str) -> set[str]:
-        """Returns the names of the saved slot variables of a table."""
-        return {*self.keys.get(self.layouts[table].stacked_table_name, ())} - {
-            PARAMETERS
+    def slots(self, table: str) -> dict[str, bool]:
+        """Returns the saved slot variables of a table.
+
+        The value says whether the variable has one number per row, which is
+        False if the table has only one column.
+        """
+        layout = self.layouts[table]
+        has_columns = layout.unsharded_shape[1] > 1
+        return {
+            name: has_columns and list(self.shapes[key])[1:] == [1]
+            for name, key in self.keys.get(
+                layout.stacked_table_name, {}
+            ).items()
+            if name != PARAMETERS
         }
 
     def values(
@@ -86,7 +97,8 @@ class SavedEmbedding:
         names = sorted({name for table in layouts for name in slots[table]})
         for name in (PARAMETERS, *names):
             for stack, group in stacks:
-                if name == PARAMETERS or name in slots[group[0].table_name]:
+                in_stack = slots[group[0].table_name]
+                if name == PARAMETERS or name in in_stack:
                     tables = (
                         self._read(layout.table_name, name) for layout in group
                     )
@@ -96,6 +108,7 @@ class SavedEmbedding:
                         table_layouts.stacked(
                             ((rows, _padding(name, rows)) for rows in tables),
                             group,
+                            in_stack.get(name, False),
                         ),
                     )
         self._last = None
@@ -141,13 +154,19 @@ class SavedEmbedding:
                     f"Received: {sorted(keys)}, without {sorted(missing)} "
                     f"{where}."
                 )
-            stack_shape = table_layouts.stack_shape(saved)
             for variable in (PARAMETERS, *slots[name]):
                 key = keys[variable]
-                if tuple(self.shapes[key]) != stack_shape:
+                is_per_row = slots[name].get(variable, False)
+                accepted = {table_layouts.stack_shape(saved, is_per_row)}
+                if shape[1] == 1:  # Both kinds have one number per row.
+                    accepted.add(
+                        table_layouts.stack_shape(saved, not is_per_row)
+                    )
+                if tuple(self.shapes[key]) not in accepted:
+                    expected = " or ".join(map(str, map(list, accepted)))
                     raise ValueError(
                         f"Variable {variable!r} of table {name!r} must be "
-                        f"saved in a tensor of shape {list(stack_shape)}. "
+                        f"saved in a tensor of shape {expected}. "
                         f"Received: shape {list(self.shapes[key])} ({key!r} "
                         f"in checkpoint {self.path!r})."
                     )
