@@ -71,6 +71,7 @@ LEVELS = {
     "_core": 1,
     "deltas.served": 1,
     "_core.files": 2,
+    "process_end": 2,
     "_core.freed_gradients": 2,
     "_core.patches": 1,
     "_core.dtensor_ops": 2,

@@ -852,6 +852,7 @@ for _name in (
     "get_config_key_value",
     "delete_config_key_value",
     "report_error_to_cluster",
+    "wait_at_barrier",
 ):
     _private("eager.context", f"Context.{_name}")
 
@@ -876,6 +877,11 @@ def cluster_value(key: str, timeout_seconds: float) -> str:
 def delete_cluster_value(key: str) -> None:
     """Deletes a stored value."""
     _context().delete_config_key_value(key)
+
+
+def wait_at_barrier(name: str, timeout_seconds: float) -> None:
+    """Waits until all processes wait at the barrier, or until the timeout."""
+    _context().wait_at_barrier(name, int(1000 * timeout_seconds))
 
 
 def abort_cluster(why: str) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap import process_end
 from tf_layoutmap._core import tf_private
 
 Array = np.ndarray[Any, Any]
@@ -57,6 +58,7 @@ class Processes:
         Args:
           strategy: The strategy, in cross-replica context.
         """
+        process_end.wait_for_group()
         self._strategy = strategy
         self._launcher = tf_private.host_collectives_of(strategy)
         self.num_local = len(strategy.extended.worker_devices)

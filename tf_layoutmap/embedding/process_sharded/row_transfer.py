@@ -60,21 +60,6 @@ class RowTransfer:
         for block in self._interleaved_blocks(table):
             if self._group.rank == 0:
                 yield block
-        self._wait_for_first()
-
-    def _wait_for_first(self) -> None:
-        """Waits until the first process has received the blocks of a table.
-
-        A process would otherwise end too early if the gather is its last call.
-        Its server then closes connections whose data is not sent yet, and the
-        first process loses the checkpoint.
-        """
-        try:
-            self._broadcast(tf.zeros([], tf.int32), 0)
-        except tf.errors.UnavailableError:
-            # The first process has ended, so it needs no more blocks.
-            if self._group.rank == 0:
-                raise
 
     def gather_everywhere(
         self, table: TableShard

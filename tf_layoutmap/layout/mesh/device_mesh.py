@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from tf_layoutmap import process_end
 from tf_layoutmap._core import (
     checks,
     dtensor_ops,
@@ -49,6 +50,8 @@ _registered: set[str] = set()
 def register_mesh(mesh: Mesh) -> None:
     """Registers a mesh that a program passes to this package."""
     _registered.add(mesh.to_string())
+    if mesh.num_local_devices() < mesh.size:
+        process_end.wait_for_group()
     if mesh.device_type() != "CPU":
         # The host mesh is also registered, because datasets and checkpoints use
         # it.
