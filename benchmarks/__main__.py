@@ -29,6 +29,7 @@ from benchmarks.vocabularies import peers
 from benchmarks.whole_models import (
     criteo_dlrm,
     dlrm,
+    evaluation,
     mesh_counts,
     mesh_models,
     replaced_embeddings,
@@ -68,6 +69,7 @@ _BENCHMARKS = {
     "model_creation": model_creation.report,
     "open_vocabulary": open_vocabulary.report,
     "open_vocabulary_peers": peers.report,
+    "evaluation": evaluation.report,
     "replaced_embeddings": replaced_embeddings.report,
     "serving": serving.report,
     "sharded_embedding": sharded_embedding.report,

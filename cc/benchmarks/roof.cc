@@ -23,6 +23,10 @@ namespace py = pybind11;
 
 namespace {
 
+// Prefetch distances in rows. With 16 rows, a lookup of narrow rows took up to
+// 1.6 times as long as with 40 rows. The kernels of the package use 40 rows,
+// too.
+constexpr int64_t kLookupAhead = 40;
 constexpr int64_t kAhead = 16;
 // Cache level into which rows are prefetched. The kernels of the package use
 // the same level.
@@ -56,7 +60,7 @@ void LookupRange(const int64_t* ids, const int64_t* splits, int64_t begin,
   for (int64_t s = begin; s < end; ++s) {
     Vector sums[kVectors] = {};
     for (int64_t i = splits[s]; i < splits[s + 1]; ++i) {
-      const float* ahead = table + ids[std::min(i + kAhead, last)] * kDim;
+      const float* ahead = table + ids[std::min(i + kLookupAhead, last)] * kDim;
       const float* row = table + ids[i] * kDim;
       for (int c = 0; c < kVectors; ++c) {
         __builtin_prefetch(ahead + c * kFloats, 0, kSecondLevel);

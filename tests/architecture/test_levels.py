@@ -125,6 +125,7 @@ LEVELS = {
     "mesh_scope": 12,
     "distribution": 13,
     "ps": 11,
+    "layers.evaluation": 2,
     "layers.base": 12,
     "layers.keras3": 13,
     "layers.tf_keras": 13,

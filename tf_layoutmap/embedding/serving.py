@@ -88,6 +88,40 @@ def serving_embedding_lookup(
       ValueError: If an input is not in `feature_config`, if the type of an
         input is not supported, or if weights do not match their ids.
     """
+    return look_up(
+        inputs,
+        weights,
+        tables,
+        feature_config,
+        out_of_range,
+        vocabularies,
+        may_fuse=False,
+    )
+
+
+@tf.autograph.experimental.do_not_convert
+def look_up(
+    inputs: Features,
+    weights: Features | None,
+    tables: Mapping[TableKey, TensorLike],
+    feature_config: FeatureConfigs,
+    out_of_range: literals.OutOfRange,
+    vocabularies: Mapping[str, Vocabulary] | None,
+    *,
+    may_fuse: bool,
+) -> Any:
+    """Does the same as `serving_embedding_lookup`.
+
+    Args:
+      inputs: See `serving_embedding_lookup`.
+      weights: See `serving_embedding_lookup`.
+      tables: See `serving_embedding_lookup`.
+      feature_config: See `serving_embedding_lookup`.
+      out_of_range: See `serving_embedding_lookup`.
+      vocabularies: See `serving_embedding_lookup`.
+      may_fuse: Whether the lookup can use an op of this package. Pass False if
+        the graph may be exported.
+    """
     if out_of_range not in config.OUT_OF_RANGE:
         raise ValueError(
             f"Argument `out_of_range` must be one of {config.OUT_OF_RANGE}. "
@@ -129,6 +163,7 @@ def serving_embedding_lookup(
                 weight,
                 out_of_range,
                 vocabulary and vocabulary.rows_by_stock_ops,
+                may_fuse=may_fuse,
             )
         )
     return tf.nest.pack_sequence_as(inputs, activations)

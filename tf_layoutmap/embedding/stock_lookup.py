@@ -1,6 +1,7 @@
-"""Lookup of one feature with TensorFlow's own operations only.
+"""Lookup of one feature with TensorFlow's own operations.
 
-`look_up` is the entry point. Other functions in this module implement the parts
+`look_up` is the entry point. If its result is never exported, it can use the
+fused op of this package. Other functions in this module implement the parts
 of a lookup before and after the gather. `tf_layoutmap/serving` also uses these
 functions.
 """
@@ -12,9 +13,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tf_layoutmap import partition
+from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding import inputs
 from tf_layoutmap.embedding.configs import config
-from tf_layoutmap.sharded.routing import assertions
+from tf_layoutmap.sharded.routing import assertions, checks, parts
+from tf_layoutmap.sharded.sharded_variable import ShardedVariable
 from tf_layoutmap.vocabulary import key_tensors
 
 
@@ -117,12 +121,12 @@ def positions_of(
         "tf.sparse.reorder."
     )
     is_later = (samples[1:] > samples[:-1]) | (positions[1:] > positions[:-1])
-    checks = [
+    conditions = [
         tf.debugging.assert_non_negative(positions, message),
         tf.debugging.Assert(tf.reduce_all(is_later), [message]),
     ]
     with tf.control_dependencies(
-        [check for check in checks if check is not None]
+        [check for check in conditions if check is not None]
     ):
         return tf.identity(positions)
 
@@ -191,6 +195,8 @@ def look_up(
     out_of_range: str,
     rows_of_keys: Callable[[tf.Tensor, int | tf.Tensor], tf.Tensor]
     | None = None,
+    *,
+    may_fuse: bool = False,
 ) -> tf.Tensor:
     """Returns the activations of one feature.
 
@@ -205,6 +211,9 @@ def look_up(
       out_of_range: One of `config.OUT_OF_RANGE`.
       rows_of_keys: For a table whose ids are keys, a function that takes keys
         and their kind, and returns row indices. Otherwise None.
+      may_fuse: Whether the op `LookupRows` of this package looks up and
+        combines the rows in one pass, if the rows, the input and the device of
+        the table allow it. The results are bitwise identical.
 
     Returns:
       Float32 activations, as documented in `serving_embedding_lookup`.
@@ -222,13 +231,32 @@ def look_up(
             f"{feature.name!r})."
         )
     ids = tf.cast(feature_ids.ids, tf.int64)
+    num_samples = tf.cast(feature_ids.num_samples, tf.int64)
+    part = (
+        _fused_part(table, rows)
+        if may_fuse
+        and out_of_range != "drop"
+        and feature_ids.splits.shape.rank == 1
+        and not (feature.is_sequence and not feature_ids.inner_shape)
+        else None
+    )
     if rows_of_keys is not None:
         ids, out_of_range = rows_of_keys(ids, feature_ids.kind), "error"
     elif out_of_range == "clip":
         ids = tf.clip_by_value(ids, 0, table.num_rows - 1)
-    elif out_of_range == "error" and feature.validate:
+    elif out_of_range == "error" and feature.validate and part is None:
         ids = _checked_ids(feature, table, ids)
-    num_samples = tf.cast(feature_ids.num_samples, tf.int64)
+    if part is not None:
+        activations = _fused_lookup(
+            feature,
+            table,
+            part,
+            ids,
+            feature_ids,
+            num_samples,
+            feature_ids.weights if weight is not None else None,
+        )
+        return in_shape(feature, table, value, feature_ids, activations)
     samples = samples_of(feature, feature_ids, ids, num_samples)
     is_used = None
     if out_of_range == "drop":
@@ -259,6 +287,58 @@ def look_up(
             table, _gather(table, rows, ids), samples, num_samples, weights
         )
     return in_shape(feature, table, value, feature_ids, activations)
+
+
+def _fused_part(table: config.TableSpec, rows: Any) -> parts.Part | None:
+    """Returns the shards of a table if one op can look up in all of them."""
+    if (
+        rows.dtype != tf.float32
+        or table.quantization is not None
+        or tf_private.in_save_context()
+        or checks.in_vectorized_map()
+    ):
+        return None
+    if isinstance(rows, ShardedVariable):
+        shards = rows._own_shards
+    elif isinstance(rows, tf_private.BaseResourceVariable):
+        shards = checks.Shards(
+            [rows], partition.RowPartition.div(table.num_rows, 1), table.name
+        )
+    else:
+        return None
+    if shards.axis != 0:
+        return None
+    part, *others = parts.parts_of(shards)
+    return None if others or not part.is_fused else part
+
+
+def _fused_lookup(
+    feature: config.FeatureSpec,
+    table: config.TableSpec,
+    part: parts.Part,
+    ids: tf.Tensor,
+    feature_ids: inputs.FeatureIds,
+    num_samples: tf.Tensor,
+    weights: tf.Tensor | None,
+) -> tf.Tensor:
+    """Returns the combined rows of each sample, `[num_samples, dim]`."""
+    splits = feature_ids.splits
+    if splits.shape[0] == 0:
+        splits = tf.range(num_samples + 1) * tf.math.floordiv(
+            tf.size(ids, tf.int64), tf.maximum(num_samples, 1)
+        )
+    if weights is None:
+        weights = tf.ones([tf.size(ids)], tf.float32)
+    if table.combiner != "sum":
+        weights = gains_of(
+            table.combiner,
+            weights,
+            samples_of(feature, feature_ids, ids, num_samples),
+            num_samples,
+        )
+    return parts.combine(
+        part, ids, splits, weights, feature=feature.name, table=table.name
+    )
 
 
 def rows_of_ids(
@@ -359,11 +439,11 @@ def _checked_ids(feature, table, ids):
             tf.boolean_mask(ids, outside),
         )
         return ids
-    checks = [
+    conditions = [
         tf.debugging.assert_non_negative(ids, message),
         tf.debugging.assert_less(
             ids, tf.constant(table.num_rows, tf.int64), message
         ),
     ]
-    with tf.control_dependencies(checks):
+    with tf.control_dependencies(conditions):
         return tf.identity(ids)

@@ -27,12 +27,12 @@ from tf_layoutmap._core import (
 )
 from tf_layoutmap.embedding import backend as embedding_backend
 from tf_layoutmap.embedding import inputs as embedding_inputs
-from tf_layoutmap.embedding import packing, stock_lookup
+from tf_layoutmap.embedding import packing, serving, stock_lookup
 from tf_layoutmap.embedding.configs import config
-from tf_layoutmap.embedding.serving import serving_embedding_lookup
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import EmbeddingBase, TPUEmbedding
 from tf_layoutmap.embedding.v2.tpu_embedding_v2 import TPUEmbeddingV2
+from tf_layoutmap.layers import evaluation
 from tf_layoutmap.layers.base import (
     activation_shapes,
     keras_rs_configs,
@@ -337,9 +337,11 @@ class EmbeddingSteps(AccessedTables):
     def look_up(self, inputs: Any, weights: Any) -> Any:
         """Returns activations without a training step, by TensorFlow's ops.
 
-        In a TPU program, a forward step is enqueued instead, because the
-        program cannot read the tables. If tables are sharded over processes,
-        each process sends the rows that it owns.
+        In `evaluate` and `predict`, the op `LookupRows` of this package looks
+        up the rows, because their graphs are never exported. In a TPU program,
+        a forward step is enqueued instead, because the program cannot read the
+        tables. If tables are sharded over processes, each process sends the
+        rows that it owns.
 
         Raises:
           RuntimeError: If the method is called outside of `strategy.run`, and
@@ -361,13 +363,14 @@ class EmbeddingSteps(AccessedTables):
             )
         inputs, weights = self._truncate(*self._unpacked(inputs, weights))
         base_tables.watch_table(self.embedding)
-        return serving_embedding_lookup(
+        return serving.look_up(
             inputs,
             weights,
             self.embedding.embedding_tables,
             self.feature_config,
-            out_of_range=self.out_of_range,
-            vocabularies=self.embedding.vocabularies,
+            self.out_of_range,
+            self.embedding.vocabularies,
+            may_fuse=evaluation.is_running(),
         )
 
     def output_shapes(self, inputs: Any) -> list[activation_shapes.Shape]:

@@ -64,6 +64,9 @@ class TPUEmbeddingCore(LayerBase):
     `steps`).
     """
 
+    # `layers/evaluation.py` reads this attribute.
+    _uses_fused_lookups = True
+
     _steps: EmbeddingSteps
 
     def __init__(
@@ -152,12 +155,17 @@ class TPUEmbeddingCore(LayerBase):
         if self._steps.spec.has_open_tables and self._steps.num_replicas > 1:
             self._support_string_batches()
         self._support_processes()
+        # The functions of a model are made before its layers are built.
+        self._support_evaluation()
 
     def _support_string_batches(self) -> None:
         """Enables batches of strings for models on several replicas."""
 
     def _support_processes(self) -> None:
         """Enables `fit` of models in several processes."""
+
+    def _support_evaluation(self) -> None:
+        """Lets `evaluate` and `predict` use the ops of this package."""
 
     def __call__(
         self, inputs: Features, *args: object, **kwargs: object

@@ -1,6 +1,7 @@
 """Replaced names of Keras 3, for the layers of `tlm.layers`."""
 
 from tf_layoutmap._core.patch_entry import KERAS, Patch, Replacement
+from tf_layoutmap.layers import evaluation
 from tf_layoutmap.layers.base import construction
 from tf_layoutmap.layers.keras3 import (
     process_fit,
@@ -16,6 +17,7 @@ SHARD_SLOTS = "keras3_shard_slots"
 KERAS3_EMBEDDINGS = "keras3_embedding_creation"
 STRING_BATCHES = "keras3_string_batches"
 PROCESSES = "keras3_processes"
+EVALUATION = "keras3_evaluation"
 _SCALED = "_core.keras_private:LossScaleOptimizer"
 _LAYER_TESTS = "tests/layers/"
 
@@ -206,6 +208,19 @@ PATCHES: tuple[Patch, ...] = (
         process_fit.make_function,
         "With several steps per execution, the keys of collectives are "
         "placeholders without a value.",
+    ),
+    *(
+        Patch(
+            EVALUATION,
+            "_core.keras_private:TensorFlowTrainer",
+            name,
+            evaluation.make_step_function,
+            "A layer cannot find out whether its graph may be exported, so "
+            "that `evaluate` and `predict` take several times as long.",
+            KERAS,
+            _LAYER_TESTS + "base/test_evaluation.py",
+        )
+        for name in ("make_test_function", "make_predict_function")
     ),
     construction.patch_of_creation(KERAS3_EMBEDDINGS, "keras.layers", KERAS),
 )

@@ -29,8 +29,8 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
     The layer contains a `tlm.TPUEmbedding`. In training, each call of the layer
     is one step of the `tlm.TPUEmbedding`. The tables are updated when the
     model's optimizer is applied: by `fit`, `train_on_batch`, or
-    `apply_gradients` in a custom training loop. In evaluation, prediction and
-    exported models, TensorFlow's own ops look up the rows.
+    `apply_gradients` in a custom training loop. In exported models,
+    TensorFlow's own ops look up the rows.
 
     >>> import keras, numpy as np, tensorflow as tf
     >>> import tf_layoutmap as tlm
@@ -95,6 +95,9 @@ class TPUEmbedding(TPUEmbeddingCore, keras.layers.Layer):
 
     def _support_processes(self) -> None:
         process_fit.enable_in_processes()
+
+    def _support_evaluation(self) -> None:
+        patches.ensure("keras3_evaluation")
 
     def build(self, input_shape: InputShape = None) -> None:
         """Creates the tables.

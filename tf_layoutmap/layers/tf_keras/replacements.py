@@ -1,11 +1,13 @@
 """Replaced names of tf_keras, for the layers of `tlm.layers`."""
 
 from tf_layoutmap._core.patch_entry import TF_KERAS, Patch, Replacement
+from tf_layoutmap.layers import evaluation
 from tf_layoutmap.layers.base import construction
 from tf_layoutmap.layers.tf_keras import patches
 
 TF_KERAS_EMBEDDINGS = "tf_keras_embedding_creation"
 TF_KERAS_LAYERS = "tf_keras_self_training"
+TF_KERAS_EVALUATION = "tf_keras_evaluation"
 _LAYER_TESTS = "tests/layers/"
 
 
@@ -24,6 +26,19 @@ def _tf_keras_layer_entry(
 
 
 PATCHES: tuple[Patch, ...] = (
+    *(
+        Patch(
+            TF_KERAS_EVALUATION,
+            "tf_keras:Model",
+            name,
+            evaluation.make_step_function,
+            "A layer cannot find out whether its graph may be exported, so "
+            "that `evaluate` and `predict` take several times as long.",
+            TF_KERAS,
+            _LAYER_TESTS + "base/test_evaluation.py",
+        )
+        for name in ("make_test_function", "make_predict_function")
+    ),
     _tf_keras_layer_entry(
         "Optimizer",
         "add_variable_from_reference",

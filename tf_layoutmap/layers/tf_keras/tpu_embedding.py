@@ -198,6 +198,9 @@ class TPUEmbedding(TPUEmbeddingCore, tf_keras.layers.Layer):
       embedding: The `tlm.TPUEmbedding`.
     """
 
+    def _support_evaluation(self) -> None:
+        patches.ensure("tf_keras_evaluation")
+
     def build(self, input_shape: InputShape = None) -> None:
         """Creates the tables."""
         if self.built:

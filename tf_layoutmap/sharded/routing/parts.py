@@ -100,6 +100,37 @@ def gather(part: Part, ids: tf.Tensor) -> tf.Tensor:
         )
 
 
+def combine(
+    part: Part,
+    ids: tf.Tensor,
+    row_splits: tf.Tensor,
+    gains: tf.Tensor,
+    *,
+    feature: str,
+    table: str,
+) -> tf.Tensor:
+    """Returns the sum of the rows of each sample, `[num_samples, dim]`.
+
+    Args:
+      part: A fused part with all shards of a table of float32 rows.
+      ids: `[num_ids]` rows of the table. The op checks that they exist.
+      row_splits: `[num_samples + 1]` int64.
+      gains: `[num_ids]` float32, the factors of the rows.
+      feature: Name of the feature, for messages.
+      table: Name of the table, for messages.
+    """
+    assert part.is_fused
+    with tf.device(part.shards.devices[0]):
+        return ops.lookup_rows(
+            **(_described(part.shards) | {"table": table}),
+            ids=ids,
+            row_splits=row_splits,
+            gains=gains,
+            dim=part.shards.sizes[1],
+            feature=feature,
+        )
+
+
 def scatter(part: Part, verb: str, ids: tf.Tensor, values: tf.Tensor) -> None:
     """Writes rows of a part.
 
