@@ -22,9 +22,9 @@ def interleave(
 
     Args:
       contestants: Maps names to functions that accept the number of the round.
-        The order of the calls changes from round to round, so that the state of
-        the caches varies. A function that measures its own time returns
-        `Milliseconds`.
+        Each round has another random order, because a call is slower after a
+        call that used other code and memory. A function that measures its own
+        time returns `Milliseconds`.
       rounds: Number of measured rounds.
       warm_up: Number of rounds before the measured rounds.
 
@@ -33,9 +33,9 @@ def interleave(
     """
     names = list(contestants)
     times = {name: [] for name in names}
+    order = np.random.default_rng(0)
     for i in range(-warm_up, rounds):
-        shift = i % len(names)
-        for name in names[shift:] + names[:shift]:
+        for name in order.permutation(names):
             start = time.perf_counter()
             result = contestants[name](i)
             elapsed = 1e3 * (time.perf_counter() - start)
