@@ -7,6 +7,7 @@ layer. A batch has 2,048 samples with 1 or 20 ids per table. Contestants:
 * `packed`: `evaluate` with batches that `tlm.pack` has packed before;
 * `function`: a `tf.function` that calls the same model, which uses TensorFlow's
   ops, as in an exported model;
+* `keys fit`, `keys evaluate`, `keys function`: the same with open vocabularies;
 * `stock fit`, `stock predict`: the same model with `keras.layers.Embedding`.
 """
 
@@ -37,7 +38,9 @@ def _model_of(inputs: Any, rows: Sequence[Any]) -> keras.Model:
     return model
 
 
-def make_model(num_ids: int, packed: bool = False) -> keras.Model:
+def make_model(
+    num_ids: int, packed: bool = False, vocabularies: Any = None
+) -> keras.Model:
     """Returns a model with a `tlm.layers.TPUEmbedding`."""
     tpu = tf.tpu.experimental.embedding
     layer = tlm.layers.TPUEmbedding(
@@ -50,6 +53,7 @@ def make_model(num_ids: int, packed: bool = False) -> keras.Model:
             for i in range(NUM_TABLES)
         ],
         tpu.Adagrad(LEARNING_RATE),
+        vocabularies=vocabularies,
     )
     inputs = (
         keras.Input([None], dtype="int64")
@@ -92,6 +96,14 @@ def _contestants(
     ours, stock = make_model(num_ids), make_stock_model(num_ids)
     of_packed = make_model(num_ids, packed=True)
     function = tf.function(lambda ids: ours(ids, training=False))
+    of_keys = make_model(
+        num_ids,
+        vocabularies={
+            f"table_{i}": tlm.vocabulary.OpenVocabulary(NUM_ROWS)
+            for i in range(NUM_TABLES)
+        },
+    )
+    function_of_keys = tf.function(lambda ids: of_keys(ids, training=False))
 
     def step(name, model, inputs=batches):
         # Copying the loss to the host waits for the end of the step.
@@ -108,6 +120,9 @@ def _contestants(
         "packed": step("test_function", of_packed, packed),
         "predict": prediction(ours),
         "function": lambda i: function(batches[i % 4]).numpy(),
+        "keys fit": step("train_function", of_keys),
+        "keys evaluate": step("test_function", of_keys),
+        "keys function": lambda i: function_of_keys(batches[i % 4]).numpy(),
         "stock fit": step("train_function", stock),
         "stock predict": prediction(stock),
     }

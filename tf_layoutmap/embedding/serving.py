@@ -162,7 +162,7 @@ def look_up(
                 value,
                 weight,
                 out_of_range,
-                vocabulary and vocabulary.rows_by_stock_ops,
+                vocabulary and vocabulary.rows_of_keys,
                 may_fuse=may_fuse,
             )
         )

@@ -193,8 +193,7 @@ def look_up(
     value: Any,
     weight: Any,
     out_of_range: str,
-    rows_of_keys: Callable[[tf.Tensor, int | tf.Tensor], tf.Tensor]
-    | None = None,
+    rows_of_keys: Callable[..., tf.Tensor] | None = None,
     *,
     may_fuse: bool = False,
 ) -> tf.Tensor:
@@ -209,10 +208,10 @@ def look_up(
       weight: None, or the float weights of the ids, in the same form as the
         ids.
       out_of_range: One of `config.OUT_OF_RANGE`.
-      rows_of_keys: For a table whose ids are keys, a function that takes keys
-        and their kind, and returns row indices. Otherwise None.
-      may_fuse: Whether the op `LookupRows` of this package looks up and
-        combines the rows in one pass, if the rows, the input and the device of
+      rows_of_keys: For a table whose ids are keys, `Vocabulary.rows_of_keys`.
+        Otherwise None.
+      may_fuse: Whether ops of this package find the keys, and look up and
+        combine the rows in one pass, if the rows, the input and the device of
         the table allow it. The results are bitwise identical.
 
     Returns:
@@ -241,7 +240,8 @@ def look_up(
         else None
     )
     if rows_of_keys is not None:
-        ids, out_of_range = rows_of_keys(ids, feature_ids.kind), "error"
+        ids = rows_of_keys(ids, feature_ids.kind, by_op=part is not None)
+        out_of_range = "error"
     elif out_of_range == "clip":
         ids = tf.clip_by_value(ids, 0, table.num_rows - 1)
     elif out_of_range == "error" and feature.validate and part is None:
@@ -346,8 +346,7 @@ def rows_of_ids(
     rows: Any,
     feature_ids: inputs.FeatureIds,
     out_of_range: str,
-    rows_of_keys: Callable[[tf.Tensor, int | tf.Tensor], tf.Tensor]
-    | None = None,
+    rows_of_keys: Callable[..., tf.Tensor] | None = None,
 ) -> tf.Tensor:
     """Returns the row of each id, `[num_ids, dim]` float32.
 

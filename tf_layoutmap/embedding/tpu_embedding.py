@@ -459,6 +459,11 @@ class TPUEmbedding(StepMethods, EmbeddingBase):
         all processes must make the call together, inside `strategy.run` in a
         `tf.function`.
         """
+        return self._look_up(features, weights, may_fuse=False)
+
+    @_no_autograph
+    def _look_up(self, features: Any, weights: Any, *, may_fuse: bool) -> Any:
+        """Does the same as a call; see `serving.look_up`."""
         stand_in = placeholders.placeholder_of(self)
         if stand_in is not None:
             return stand_in(features, weights)
@@ -467,13 +472,14 @@ class TPUEmbedding(StepMethods, EmbeddingBase):
                 self._state.feature_config,
                 LayerAccess(self).look_up(features, weights),
             )
-        return serving.serving_embedding_lookup(
+        return serving.look_up(
             features,
             weights,
             self.embedding_tables,
             self._state.feature_config,
-            out_of_range=self._state.out_of_range,
-            vocabularies=self.vocabularies,
+            self._state.out_of_range,
+            self.vocabularies,
+            may_fuse=may_fuse,
         )
 
 

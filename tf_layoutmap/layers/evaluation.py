@@ -2,7 +2,8 @@
 
 A lookup that no tape records uses TensorFlow's ops, because its graph may be
 exported and must then not depend on this package. The functions of `evaluate`
-and `predict` are never exported, so that their lookups can use the fused op.
+and `predict` are never exported, so that their lookups can use ops of this
+package.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def make_step_function(
 ) -> Any:
     """Makes the function of an evaluation or a prediction, as Keras does.
 
-    If the model contains no `TPUEmbedding`, Keras makes its usual function.
+    If the model contains no layer that uses these ops, Keras makes its usual
+    function.
 
     Args:
       original: The replaced method `make_test_function` or

@@ -172,22 +172,31 @@ class Vocabulary(sampling.KeyCounts):
         """
         return self._variables[COUNTS]
 
-    def rows_by_stock_ops(
-        self, keys: tf.Tensor, kind: int | tf.Tensor = key_tensors.INTEGERS
+    def rows_of_keys(
+        self,
+        keys: tf.Tensor,
+        kind: int | tf.Tensor = key_tensors.INTEGERS,
+        *,
+        by_op: bool = False,
     ) -> tf.Tensor:
         """Returns the row of each key, or the common row of unknown keys.
-
-        The method is used in exported graphs, and uses only TensorFlow's own
-        operations.
 
         Args:
           keys: `[num_keys]` int64. If the ids are strings, the keys are hashes.
           kind: Kind of the ids, one of `key_tensors.KINDS`. The op fails if
             the keys of the table are of another kind.
+          by_op: Whether the op `FindKeys` of this package finds the keys. False
+            uses only TensorFlow's own operations, for exported graphs.
         """
         with tf.control_dependencies(self._check_kind(kind)):
             keys = tf.identity(keys)
-        return stock_find.find_rows(self.key_variable, self._num_buckets, keys)
+        if not by_op:
+            return stock_find.find_rows(
+                self.key_variable, self._num_buckets, keys
+            )
+        rows = self._find(keys)
+        common_row = self._num_buckets * bucket_layout.KEYS_PER_BUCKET
+        return tf.where(rows < 0, tf.constant(common_row, tf.int64), rows)
 
     def keys(self) -> tf.Tensor:
         """Returns all keys that have a row, `[num_keys]` int64, sorted by row.

@@ -228,8 +228,8 @@ def test_stock_ops_find_the_same_rows_as_the_core(capacity, num_shards):
     assert (rows[capacity:] < 0).all()
     buckets = vocabulary.settings.num_buckets
     for found in (
-        vocabulary.rows_by_stock_ops(tf.constant(keys)),
-        tf.function(vocabulary.rows_by_stock_ops)(tf.constant(keys)),
+        vocabulary.rows_of_keys(tf.constant(keys)),
+        tf.function(vocabulary.rows_of_keys)(tf.constant(keys)),
         stock_find.find_rows(
             tf.convert_to_tensor(vocabulary.key_variable),
             buckets,

@@ -56,11 +56,11 @@ def configs(**settings):
     }
 
 
-def make_model(version, layer_class, features=None, **options):
+def make_model(version, layer_class, features=None, dtype="int64", **options):
     features = features or configs()
     layer = layer_class(features, tpu.Adagrad(0.5), **options)
     inputs = {
-        name: version.Input([3], dtype="int64", name=name) for name in features
+        name: version.Input([3], dtype=dtype, name=name) for name in features
     }
     flat = [version.layers.Flatten()(rows) for rows in layer(inputs).values()]
     outputs = version.layers.Concatenate()(flat) if len(flat) > 1 else flat[0]
@@ -199,24 +199,83 @@ def test_other_tables_use_tensorflow_s_ops(
 
 
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
-def test_an_open_vocabulary_finds_its_keys(version, layer_class, lookups):
+@pytest.mark.parametrize("dtype", ["int64", "string"])
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_an_open_vocabulary_finds_its_keys(
+    version, layer_class, dtype, num_shards, lookups, monkeypatch
+):
+    searches = []
+    original = ops.find_keys
+    monkeypatch.setattr(
+        ops,
+        "find_keys",
+        lambda **arguments: searches.append(1) or original(**arguments),
+    )
     table = tpu.TableConfig(50, 4, combiner="mean", name="words")
     model, layer = make_model(
         version,
         layer_class,
         {"words": tpu.FeatureConfig(table)},
+        dtype,
+        partitioner=tlm.partitioners.FixedShardsPartitioner(num_shards),
         vocabularies={"words": tlm.vocabulary.OpenVocabulary(50)},
     )
     inputs, targets = data(model, 1000)
-    model.fit(inputs, targets, batch_size=6, verbose=0)
     others, _ = data(model, 1000, seed=1)
-    for batch in (inputs, others):
+    num_keys = len(np.unique(inputs["words"]))
+    known, others = (
+        {
+            "words": tf.constant(
+                batch["words"].astype(str if dtype == "string" else dtype)
+            )
+        }
+        for batch in (inputs, others)
+    )
+    model.fit(known, targets, batch_size=6, verbose=0)
+    for batch in (known, others):
         np.testing.assert_array_equal(
             model.predict(batch, verbose=0), by_stock_ops(model, batch)
         )
     assert set(lookups) == {"words"}
+    assert searches
     stats = layer.embedding.vocabularies["words"].stats()
-    assert stats["num_keys"] == len(np.unique(inputs["words"]))
+    assert stats["num_keys"] == num_keys
+
+
+@pytest.mark.parametrize(
+    ("version", "layer_class"),
+    [
+        pytest.param(keras, tlm.layers.ShardedEmbedding, id="keras"),
+        pytest.param(
+            tf_keras, tlm.layers.tf_keras.ShardedEmbedding, id="tf_keras"
+        ),
+    ],
+)
+@pytest.mark.parametrize("mask_zero", [False, True])
+def test_one_table_with_an_open_vocabulary(
+    version, layer_class, mask_zero, lookups
+):
+    layer = layer_class(
+        tlm.vocabulary.OpenVocabulary(50),
+        4,
+        optimizer=tpu.Adagrad(0.5),
+        mask_zero=mask_zero,
+    )
+    inputs = version.Input([3], dtype="int64", name="words")
+    model = version.Model({"words": inputs}, layer(inputs))
+    model.compile("sgd", "mse")
+    known, _ = data(model, 1000)
+    others, _ = data(model, 1000, seed=1)
+    known["words"][:, 0] = others["words"][:, 0] = 0
+    model.fit(known, np.ones([NUM_SAMPLES, 3, 4]), batch_size=6, verbose=0)
+    num_keys = layer.vocabulary.stats()["num_keys"]
+    del lookups[:]
+    for batch in (known, others):
+        np.testing.assert_array_equal(
+            model.predict(batch, verbose=0), by_stock_ops(model, batch)
+        )
+    assert lookups
+    assert layer.vocabulary.stats()["num_keys"] == num_keys
 
 
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)

@@ -21,6 +21,7 @@ from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.embedding.serving import serving_embedding_lookup
 from tf_layoutmap.embedding.table_access import LayerAccess
 from tf_layoutmap.embedding.tpu_embedding import TPUEmbedding
+from tf_layoutmap.layers import evaluation
 from tf_layoutmap.layers.base import (
     ordered_steps,
     row_gradients,
@@ -268,9 +269,16 @@ class KeyTable(AccessedTables):
         return self._shaped_like(keys, rows)
 
     def rows_of(self, keys: tf.Tensor | stored_keys.StoredKeys) -> tf.Tensor:
-        """Returns the rows of keys by TensorFlow's ops, and adds no key."""
+        """Returns the rows of keys without a training step; adds no key.
+
+        In `evaluate` and `predict`, ops of this package find the keys, because
+        these graphs are never exported. Otherwise TensorFlow's ops find them.
+        """
         tables.watch_table(self.embedding)
-        return self._without_padding(keys, self.embedding(_flat(keys)))
+        rows = self.embedding._look_up(
+            _flat(keys), None, may_fuse=evaluation.is_running()
+        )
+        return self._without_padding(keys, rows)
 
     def rows_in(
         self, table: Any, keys: tf.Tensor | stored_keys.StoredKeys

@@ -200,8 +200,10 @@ class EmbeddingCore(LayerBase):
             "mask_zero", mask_zero, bool, "a bool", where=where
         )
         self.supports_masking = self.mask_zero
+        self._uses_fused_lookups = settings is not None
         if settings is not None:
             self._create_key_table(settings)
+            self._support_evaluation()
         self._support_processes()
 
     def _create_key_table(self, settings: OpenVocabulary) -> None:
@@ -265,6 +267,9 @@ class EmbeddingCore(LayerBase):
 
     def _support_processes(self) -> None:
         """Enables `fit` of models in several processes."""
+
+    def _support_evaluation(self) -> None:
+        """Lets `evaluate` and `predict` use the ops of this package."""
 
     def _track_embedding(self, embedding: TPUEmbedding) -> None:
         """Tracks the `KeyTable`, so that checkpoints contain its variables."""

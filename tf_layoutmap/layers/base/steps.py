@@ -486,7 +486,7 @@ class EmbeddingSteps(AccessedTables):
                     rows[table.name],
                     ids,
                     self.out_of_range,
-                    vocabulary and vocabulary.rows_by_stock_ops,
+                    vocabulary and vocabulary.rows_of_keys,
                 )
             )
         return activations

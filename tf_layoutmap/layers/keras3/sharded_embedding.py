@@ -265,6 +265,9 @@ class ShardedEmbedding(EmbeddingCore, keras.layers.Layer):
     def _support_processes(self) -> None:
         process_fit.enable_in_processes()
 
+    def _support_evaluation(self) -> None:
+        patches.ensure("keras3_evaluation")
+
     def _set_regularizer_and_constraint(self) -> None:
         """Sets the regularizer and the constraint of the last shard."""
         last = self._shard_weights[-1]

@@ -268,6 +268,9 @@ class ShardedEmbedding(EmbeddingCore, tf_keras.layers.Layer):
     def _name_scope_of_weights(self) -> str:
         return tf.get_current_name_scope() or self.name
 
+    def _support_evaluation(self) -> None:
+        patches.ensure("tf_keras_evaluation")
+
     def build(self, input_shape: InputShape = None) -> None:
         """Creates the table."""
         if self.built:
