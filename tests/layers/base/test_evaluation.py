@@ -84,6 +84,7 @@ def by_stock_ops(model, inputs):
     return model(tensors, training=False).numpy()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 @pytest.mark.parametrize(
     "options",
@@ -132,6 +133,7 @@ def ragged_batch(seed=0):
     )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 @pytest.mark.parametrize("form", ["ragged", "ragged weighted", "sparse"])
 def test_inputs_of_all_forms(version, layer_class, form, lookups):
@@ -170,6 +172,7 @@ def test_inputs_of_all_forms(version, layer_class, form, lookups):
     assert set(lookups) == (set() if form == "sparse" else set(names))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 @pytest.mark.parametrize(
     ("settings", "options"),
@@ -198,6 +201,7 @@ def test_other_tables_use_tensorflow_s_ops(
     assert not lookups
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 @pytest.mark.parametrize("dtype", ["int64", "string"])
 @pytest.mark.parametrize("num_shards", [1, 3])
@@ -242,6 +246,7 @@ def test_an_open_vocabulary_finds_its_keys(
     assert stats["num_keys"] == num_keys
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(
     ("version", "layer_class"),
     [
@@ -278,6 +283,7 @@ def test_one_table_with_an_open_vocabulary(
     assert layer.vocabulary.stats()["num_keys"] == num_keys
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 def test_an_id_outside_of_its_table_is_named(version, layer_class):
     model, _ = make_model(version, layer_class)
@@ -293,6 +299,7 @@ def test_an_id_outside_of_its_table_is_named(version, layer_class):
             run()
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 def test_replicas_predict_what_one_device_predicts(
     version, layer_class, lookups
@@ -307,6 +314,7 @@ def test_replicas_predict_what_one_device_predicts(
     np.testing.assert_array_equal(found, by_stock_ops(model, inputs))
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 @pytest.mark.parametrize(
     "options", [{"run_eagerly": True}, {"steps_per_execution": 2}], ids=str
@@ -326,6 +334,7 @@ def test_other_ways_to_run_the_steps(version, layer_class, options, lookups):
     assert lookups
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 def test_single_batches(version, layer_class, lookups):
     model, _ = make_model(version, layer_class)
@@ -339,6 +348,7 @@ def test_single_batches(version, layer_class, lookups):
     assert lookups
 
 
+@pytest.mark.covering(1, 1)
 @pytest.mark.parametrize(("version", "layer_class"), VERSIONS)
 def test_exports_after_a_prediction_contain_only_tensorflow_s_ops(
     version, layer_class, tmp_path
