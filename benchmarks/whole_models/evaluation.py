@@ -95,7 +95,6 @@ def _contestants(
     packed = [tlm.pack(batch) for batch in batches]
     ours, stock = make_model(num_ids), make_stock_model(num_ids)
     of_packed = make_model(num_ids, packed=True)
-    function = tf.function(lambda ids: ours(ids, training=False))
     of_keys = make_model(
         num_ids,
         vocabularies={
@@ -103,13 +102,16 @@ def _contestants(
             for i in range(NUM_TABLES)
         },
     )
-    function_of_keys = tf.function(lambda ids: of_keys(ids, training=False))
 
     def step(name, model, inputs=batches):
         # Copying the loss to the host waits for the end of the step.
         return lambda i: float(
             getattr(model, name)(iter([(inputs[i % 4], targets)]))["loss"]
         )
+
+    def function(model):
+        call = tf.function(lambda ids: model(ids, training=False))
+        return lambda i: call(batches[i % 4]).numpy()
 
     def prediction(model):
         return lambda i: model.predict_function([(batches[i % 4],)]).numpy()
@@ -119,10 +121,10 @@ def _contestants(
         "evaluate": step("test_function", ours),
         "packed": step("test_function", of_packed, packed),
         "predict": prediction(ours),
-        "function": lambda i: function(batches[i % 4]).numpy(),
+        "function": function(ours),
         "keys fit": step("train_function", of_keys),
         "keys evaluate": step("test_function", of_keys),
-        "keys function": lambda i: function_of_keys(batches[i % 4]).numpy(),
+        "keys function": function(of_keys),
         "stock fit": step("train_function", stock),
         "stock predict": prediction(stock),
     }

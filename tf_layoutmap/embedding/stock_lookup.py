@@ -13,12 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tf_layoutmap import partition
 from tf_layoutmap._core import tf_private
 from tf_layoutmap.embedding import inputs
 from tf_layoutmap.embedding.configs import config
 from tf_layoutmap.sharded.routing import assertions, checks, parts
-from tf_layoutmap.sharded.sharded_variable import ShardedVariable
+from tf_layoutmap.sharded.sharded_variable import ShardedVariable, to_shards
 from tf_layoutmap.vocabulary import key_tensors
 
 
@@ -42,13 +41,17 @@ def samples_of(
         with tf.control_dependencies([] if check is None else [check]):
             return tf.identity(samples)
     if feature_ids.splits.shape[0] == 0:
-        per_sample = tf.math.floordiv(
-            tf.size(ids, tf.int64), tf.maximum(num_samples, 1)
+        return tf.repeat(
+            tf.range(num_samples), _ids_per_sample(ids, num_samples)
         )
-        return tf.repeat(tf.range(num_samples), per_sample)
     return tf.repeat(
         tf.range(num_samples), feature_ids.splits[1:] - feature_ids.splits[:-1]
     )
+
+
+def _ids_per_sample(ids: tf.Tensor, num_samples: tf.Tensor) -> tf.Tensor:
+    """Returns the number of ids of each sample of a dense input."""
+    return tf.math.floordiv(tf.size(ids, tf.int64), tf.maximum(num_samples, 1))
 
 
 def combine_rows(
@@ -298,14 +301,9 @@ def _fused_part(table: config.TableSpec, rows: Any) -> parts.Part | None:
         or checks.in_vectorized_map()
     ):
         return None
-    if isinstance(rows, ShardedVariable):
-        shards = rows._own_shards
-    elif isinstance(rows, tf_private.BaseResourceVariable):
-        shards = checks.Shards(
-            [rows], partition.RowPartition.div(table.num_rows, 1), table.name
-        )
-    else:
+    if not isinstance(rows, (ShardedVariable, tf_private.BaseResourceVariable)):
         return None
+    shards = to_shards(rows)
     if shards.axis != 0:
         return None
     part, *others = parts.parts_of(shards)
@@ -324,9 +322,7 @@ def _fused_lookup(
     """Returns the combined rows of each sample, `[num_samples, dim]`."""
     splits = feature_ids.splits
     if splits.shape[0] == 0:
-        splits = tf.range(num_samples + 1) * tf.math.floordiv(
-            tf.size(ids, tf.int64), tf.maximum(num_samples, 1)
-        )
+        splits = tf.range(num_samples + 1) * _ids_per_sample(ids, num_samples)
     if weights is None:
         weights = tf.ones([tf.size(ids)], tf.float32)
     if table.combiner != "sum":

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tf_layoutmap._core import function_traces
+from tf_layoutmap._core.patch_entry import Patch
 
 
 class _State(threading.local):
@@ -54,6 +55,23 @@ def make_step_function(
     if any(getattr(layer, "_uses_fused_lookups", False) for layer in layers):
         model = _Evaluated(model)
     return original(model, *args, **kwargs)
+
+
+def patches_of_steps(group: str, owner: str, version: str) -> tuple[Patch, ...]:
+    """Returns the entries for the models of one version of Keras."""
+    return tuple(
+        Patch(
+            group,
+            owner,
+            name,
+            make_step_function,
+            "A layer cannot find out whether its graph may be exported, so "
+            "that `evaluate` and `predict` take several times as long.",
+            version,
+            "tests/layers/base/test_evaluation.py",
+        )
+        for name in ("make_test_function", "make_predict_function")
+    )
 
 
 class _Evaluated:

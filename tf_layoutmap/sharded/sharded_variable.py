@@ -300,3 +300,11 @@ class ShardedVariable(ShardedVariableMixin, tf_private.CompositeTensor):
 
 
 ShardedVariableSpec.table_class = ShardedVariable
+
+
+def to_shards(rows: Any) -> Shards:
+    """Returns the shards of a sharded or unsharded variable."""
+    if isinstance(rows, ShardedVariable):
+        return rows._own_shards
+    size = known_size(rows)
+    return Shards([rows], RowPartition.div(size, 1), rows.name.split(":")[0])

@@ -17,11 +17,10 @@ import tensorflow as tf
 from tf_layoutmap._core import function_traces, ops, tf_private
 from tf_layoutmap.embedding import tables
 from tf_layoutmap.embedding.table_access import LayerAccess
-from tf_layoutmap.partition import RowPartition
 from tf_layoutmap.sharded import ShardedVariable
 from tf_layoutmap.sharded.gradient import ShardedVariableGradient
-from tf_layoutmap.sharded.routing import checks as routing_checks
 from tf_layoutmap.sharded.routing.checks import Shards
+from tf_layoutmap.sharded.sharded_variable import to_shards
 
 tf_private.register_read_only_op("LayoutMap>ReadOpenRows")
 
@@ -34,13 +33,6 @@ class _RecordedGradient(ShardedVariableGradient):
     ) -> tf.Tensor | tf.IndexedSlices | None:
         gradient = super().replace_gradient_components(value, component_grads)
         return None if gradient is None else value.record(gradient)
-
-
-def _shards_of(rows: Any) -> Shards:
-    if isinstance(rows, ShardedVariable):
-        return rows._own_shards
-    size = routing_checks.known_size(rows)
-    return Shards([rows], RowPartition.div(size, 1), rows.name.split(":")[0])
 
 
 class TableOfRows(Protocol):
@@ -70,14 +62,14 @@ class OpenRows(ShardedVariable):
     @classmethod
     def of_table(cls, table: TableOfRows) -> Any:
         """Creates the object for a built table."""
-        open_rows = cls._from_shards(_shards_of(table.rows))
+        open_rows = cls._from_shards(to_shards(table.rows))
         open_rows._table = table
         open_rows._watch_shards()
         return open_rows
 
     def update_rows(self) -> None:
         """Uses the current rows of the table, which `resize` replaces."""
-        shards = _shards_of(self._table.rows)
+        shards = to_shards(self._table.rows)
         if shards.variables[0] is not self._own_shards.variables[0]:
             self._own_shards = shards
             self._watch_shards()

@@ -209,18 +209,8 @@ PATCHES: tuple[Patch, ...] = (
         "With several steps per execution, the keys of collectives are "
         "placeholders without a value.",
     ),
-    *(
-        Patch(
-            EVALUATION,
-            "_core.keras_private:TensorFlowTrainer",
-            name,
-            evaluation.make_step_function,
-            "A layer cannot find out whether its graph may be exported, so "
-            "that `evaluate` and `predict` take several times as long.",
-            KERAS,
-            _LAYER_TESTS + "base/test_evaluation.py",
-        )
-        for name in ("make_test_function", "make_predict_function")
+    *evaluation.patches_of_steps(
+        EVALUATION, "_core.keras_private:TensorFlowTrainer", KERAS
     ),
     construction.patch_of_creation(KERAS3_EMBEDDINGS, "keras.layers", KERAS),
 )

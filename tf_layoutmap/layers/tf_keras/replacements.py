@@ -26,18 +26,8 @@ def _tf_keras_layer_entry(
 
 
 PATCHES: tuple[Patch, ...] = (
-    *(
-        Patch(
-            TF_KERAS_EVALUATION,
-            "tf_keras:Model",
-            name,
-            evaluation.make_step_function,
-            "A layer cannot find out whether its graph may be exported, so "
-            "that `evaluate` and `predict` take several times as long.",
-            TF_KERAS,
-            _LAYER_TESTS + "base/test_evaluation.py",
-        )
-        for name in ("make_test_function", "make_predict_function")
+    *evaluation.patches_of_steps(
+        TF_KERAS_EVALUATION, "tf_keras:Model", TF_KERAS
     ),
     _tf_keras_layer_entry(
         "Optimizer",
